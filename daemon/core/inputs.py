@@ -1,0 +1,168 @@
+"""Inputs: everything the core reads, in past tense. The closed set: what is not here cannot influence a decision.
+
+Owns the input records. Must never hold anything the journal cannot record. Time is an int64 of nanoseconds inside the
+input (`now_ns`); only `Ticked` makes the core schedule.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from allocator.geometry import Geometry
+from ipc.messages import Generate, ModelFacts, RowLogprobs
+
+
+class Arrived(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A front end sent a request; `seed` was drawn by the daemon and is used when the client gave none."""
+
+    now_ns: int
+    frontend: str
+    generate: Generate
+    seed: int
+
+
+class Aborted(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Someone ended a request, all its choices; `by` is client, frontend or operator."""
+
+    now_ns: int
+    frontend: str
+    id: str
+    by: str
+
+
+class FinishAsked(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A front end found a stop string: the choice ends with reason stop after `output_tokens` output tokens."""
+
+    now_ns: int
+    frontend: str
+    id: str
+    choice: int
+    output_tokens: int
+
+
+class Acknowledged(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A front end has seen these ids end; their outcome need not be kept any longer."""
+
+    now_ns: int
+    frontend: str
+    ids: list[str]
+
+
+class FrontEndLost(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A front end was silent for its grace period: its requests are aborted."""
+
+    now_ns: int
+    frontend: str
+
+
+class Resumed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A front end came back holding `tokens` (int64 column) of a choice beyond what the journal knew."""
+
+    now_ns: int
+    frontend: str
+    id: str
+    choice: int
+    tokens: bytes
+
+
+class Reported(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Step `seq` is complete on all ranks and their digests agree; columns list the sampled rows (see `Report`)."""
+
+    now_ns: int
+    epoch: int
+    seq: int
+    rows: bytes
+    generations: bytes
+    tokens: bytes
+    logprobs: list[RowLogprobs] = []
+
+
+class TransferEnded(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A host or network transfer is over, by proof."""
+
+    now_ns: int
+    transfer: int
+    outcome: str
+
+
+class ExtentsFixed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A stage's ranks agree on the lowest and highest fixed byte of a band (-1, -1: none)."""
+
+    now_ns: int
+    stage: int
+    band: int
+    lowest_byte: int
+    highest_byte: int
+
+
+class FlushAsked(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The compaction worker asks for an opportunistic flush of at most `moves_max` moves per band."""
+
+    now_ns: int
+    moves_max: int
+
+
+class EpochBegan(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """All ranks hold an empty arena of this geometry; steps start again from seq 1."""
+
+    now_ns: int
+    epoch: int
+    geometry: Geometry
+    facts: ModelFacts
+
+
+class EpochEnded(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Device memory is gone: a rank died, a digest differed or an invariant broke."""
+
+    now_ns: int
+    epoch: int
+    why: str
+
+
+class Controlled(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """An operator's order: `drain` (admit nothing new), `stop` (end everything now), `drain_expired`."""
+
+    now_ns: int
+    order: str
+
+
+class JournalDegraded(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The journal can no longer promise durability: nothing new is accepted until it can (`durable` true)."""
+
+    now_ns: int
+    durable: bool
+    what: str
+
+
+class Abandoned(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Requests that an earlier life of the daemon accepted and did not end: their numbers, and the next free number."""
+
+    now_ns: int
+    requests: list[int]
+    next_request: int
+
+
+class Ticked(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """One scheduler iteration may run now."""
+
+    now_ns: int
+
+
+Input = (
+    Arrived
+    | Aborted
+    | FinishAsked
+    | Acknowledged
+    | FrontEndLost
+    | Resumed
+    | Reported
+    | TransferEnded
+    | ExtentsFixed
+    | FlushAsked
+    | EpochBegan
+    | EpochEnded
+    | Controlled
+    | JournalDegraded
+    | Abandoned
+    | Ticked
+)

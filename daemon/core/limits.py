@@ -1,0 +1,29 @@
+"""The core's configuration: every number a decision may read, fixed for one life and recorded in `Opened`.
+
+Owns the plain values only; flags, defaults, help and validation live in `daemon.config`. Must never hold a path, an
+address or anything of the machine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class CoreConfig(msgspec.Struct, frozen=True):
+    """Limits and policies of the scheduler core. Names follow the flags of `bandmaster serve`."""
+
+    page_size: int = 16
+    max_running_requests: int = 64
+    max_queued_requests: int = 1024
+    max_batched_tokens: int = 2048  # token budget of one step, decode and prefill together
+    chunked_prefill_size: int = 512  # most prompt tokens of one request in one step
+    max_model_len: int = 0  # 0: the model's own
+    schedule_policy: str = "fcfs"  # or "priority"
+    overlap: bool = True  # launch step N+1 before step N is processed
+    reserve: str = "estimate"  # or "full": admit only what fits with every running request at its longest
+    retracts_max: int = 8  # a request retracted this often is not chosen again
+    stall_steps: int = 64  # ticks without a scheduled token, with work waiting, before a livelock is reported
+    n_max: int = 128
+    stop_ids_max: int = 128
+    logprobs_max: int = 20
+    flush_moves_max: int = 32
