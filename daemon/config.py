@@ -1,0 +1,316 @@
+"""Configuration: from flags, environment and a TOML file to one validated `Settings`.
+
+Owns parsing, validation and rendering over the settings table. Must never start anything. Precedence: flag, then
+environment (`BANDMASTER_...`), then `--config FILE`, then default. A bad value is refused with its name, where it came
+from, the value and the range; an unknown key is refused by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from daemon.exits import DaemonError, Exit
+from daemon.settings_table import BY_KEY, TABLE, Setting, Settings, rows_for
+
+PREFIX = "BANDMASTER_"
+# Environment names with our prefix that are not settings: they pass between our own processes, or name the model cache.
+INTERNAL = frozenset({"BANDMASTER_CONFIG", "BANDMASTER_CACHE", "BANDMASTER_RANK_TOKEN", "BANDMASTER_PARENT"})
+BYTE_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+SECOND_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+TRUE, FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
+
+
+class ConfigError(DaemonError):
+    """A setting was refused; the text names it, its source, the value and what is allowed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Exit.USAGE, text)
+
+
+def _range_text(row: Setting) -> str:
+    if row.choices:
+        return "one of " + ", ".join(row.choices)
+    if row.low is None:
+        return {"switch": "true or false", "pairs": "KEY=VALUE without commas", "path": "a path"}.get(row.kind, "text")
+    bounds = f"{render_value(row, row.low)} to {render_value(row, row.high)}"
+    return f"0 ({row.zero}) or {bounds}" if row.zero else bounds
+
+
+def _refuse(row: Setting, value: object, source: str) -> ConfigError:
+    shown = "(hidden)" if row.kind == "secret" else repr(value)
+    return ConfigError(f"{row.flag} ({source}): {shown} is not allowed; allowed: {_range_text(row)}")
+
+
+def _parse_bytes(value: object) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTkmgt]?[Ii]?)[Bb]?\s*", str(value))
+    if match is None:
+        raise ValueError(value)
+    return int(float(match[1]) * BYTE_UNITS[match[2].upper()]) if match[2] else int(match[1])
+
+
+def _parse_seconds(value: object) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)?\s*", str(value))
+    if match is None:
+        raise ValueError(value)
+    return float(match[1]) * SECOND_UNITS[match[2] or ""]
+
+
+def _parse_int(value: object) -> int:
+    if isinstance(value, bool) or not re.fullmatch(r"\s*-?\d+\s*", str(value)):
+        raise ValueError(value)
+    return int(str(value))
+
+
+def _parse_fraction(value: object) -> float:
+    number = float(str(value))
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _parse_switch(value: object) -> bool:
+    text = str(value).strip().lower()
+    if text not in TRUE | FALSE:
+        raise ValueError(value)
+    return text in TRUE
+
+
+def _parse_pairs(value: object) -> dict[str, str]:
+    if isinstance(value, dict):
+        return {str(name): str(entry) for name, entry in value.items()}
+    entries = value if isinstance(value, list) else [part for part in str(value).split(",") if part.strip()]
+    pairs = {}
+    for entry in entries:
+        name, equals, text = str(entry).partition("=")
+        if not equals or not name.strip() or "," in text:
+            raise ValueError(entry)
+        pairs[name.strip()] = text.strip()
+    return pairs
+
+
+def _parse_text(value: object) -> str:
+    if not isinstance(value, str) or "\0" in value or "\n" in value:
+        raise ValueError(value)
+    return value
+
+
+PARSERS: dict[str, Callable[[object], Any]] = {
+    "text": _parse_text,
+    "path": _parse_text,
+    "secret": _parse_text,
+    "choice": _parse_text,
+    "int": _parse_int,
+    "fraction": _parse_fraction,
+    "bytes": _parse_bytes,
+    "seconds": _parse_seconds,
+    "switch": _parse_switch,
+    "pairs": _parse_pairs,
+}
+
+
+def parse_value(row: Setting, value: object, source: str) -> Any:
+    """The typed value of a setting; raises ConfigError naming it, `source`, the value and the range."""
+    try:
+        parsed = PARSERS[row.kind](value)
+    except (ValueError, OverflowError):
+        raise _refuse(row, value, source) from None
+    if row.choices and parsed not in row.choices:
+        raise _refuse(row, value, source)
+    if row.low is not None and row.high is not None:
+        inside = row.low <= parsed <= row.high or (parsed == 0 and row.zero)
+        if not inside:
+            raise _refuse(row, value, source)
+    return parsed
+
+
+def render_value(row: Setting, value: Any) -> str:
+    """A value as `parse_value` reads it back (secrets included: for a child's environment, never for a log)."""
+    if row.kind == "bytes":
+        for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+            if value and value % size == 0:
+                return f"{int(value) // size}{unit}"
+        return str(int(value))
+    if row.kind == "switch":
+        return "true" if value else "false"
+    if row.kind == "pairs":
+        return ",".join(f"{name}={text}" for name, text in sorted(value.items()))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def build_parser(command: str, about: str) -> argparse.ArgumentParser:
+    """The argument parser of one command; absent flags stay absent, so that lower sources show through."""
+    parser = argparse.ArgumentParser(
+        prog=f"bandmaster {command}", description=about, argument_default=argparse.SUPPRESS, allow_abbrev=False
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings by flag name")
+    parser.add_argument("--print-config", action="store_true", help="print the settings in force and exit")
+    for row in rows_for(command):
+        text = f"{row.help} [{_range_text(row)}; default {render_value(row, row.default) or 'empty'}]".replace(
+            "%", "%%"
+        )
+        if row.positional:
+            parser.add_argument(row.attribute, nargs="?", help=text)
+            continue
+        options: dict[str, Any] = {"dest": row.attribute, "help": text}
+        if row.kind == "switch":
+            options |= {"action": "store_const", "const": "true"}
+        elif row.kind == "pairs":
+            options |= {"action": "append", "metavar": "KEY=VALUE"}
+        else:
+            options |= {"metavar": "|".join(row.choices) or row.kind.upper()}
+        parser.add_argument(row.flag, *row.aliases, **options)
+    return parser
+
+
+def _unknown(name: str, known: list[str], where: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"{where}: there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    """Values by attribute of a TOML file; raises ConfigError for an unreadable file or an unknown key."""
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config {path}: cannot be read: {error}") from None
+    found = {}
+    for name, value in document.items():
+        row = BY_KEY.get(name.replace("_", "-"))
+        if row is None:
+            raise ConfigError(_unknown(name, sorted(BY_KEY), f"--config {path}"))
+        found[row.attribute] = value
+    return found
+
+
+def check_together(settings: Settings) -> None:
+    """Refuse settings that are each in range and cannot work together."""
+    if settings.max_num_batched_tokens < settings.max_running_requests:
+        raise ConfigError(
+            f"--max-num-batched-tokens {settings.max_num_batched_tokens} is below --max-running-requests "
+            f"{settings.max_running_requests}: every running request needs one token of each step; "
+            "raise the first or lower the second"
+        )
+    if settings.chunked_prefill_size > settings.max_num_batched_tokens:
+        raise ConfigError(
+            f"--chunked-prefill-size {settings.chunked_prefill_size} is above --max-num-batched-tokens "
+            f"{settings.max_num_batched_tokens}: no step could hold such a chunk; lower the first or raise the second"
+        )
+    if settings.model and not Path(settings.model).exists():
+        raise ConfigError(f"model: {settings.model!r} does not exist; allowed: a directory or a GGUF file")
+    if settings.chat_template and not Path(settings.chat_template).is_file():
+        raise ConfigError(f"--chat-template: {settings.chat_template!r} is no file")
+
+
+def resolve(command: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """`Settings` from parsed flags, an environment and the file that either of them names; raises ConfigError."""
+    config = flags.get("config", environ.get(PREFIX + "CONFIG"))
+    from_file = _from_file(config) if config else {}
+    values: dict[str, Any] = {}
+    for row in rows_for(command):
+        if row.attribute in flags:
+            values[row.attribute] = parse_value(row, flags[row.attribute], "flag")
+        elif row.variable in environ:
+            values[row.attribute] = parse_value(row, environ[row.variable], f"environment {row.variable}")
+        elif row.attribute in from_file:
+            values[row.attribute] = parse_value(row, from_file[row.attribute], f"file {config}")
+    if "max_num_batched_tokens" in values:  # a default follows the value it must not exceed, an explicit one is checked
+        budget = values["max_num_batched_tokens"]
+        values.setdefault("chunked_prefill_size", min(Settings.chunked_prefill_size, budget))
+        values.setdefault("max_running_requests", min(Settings.max_running_requests, budget))
+    elif values.get("max_running_requests", 0) > Settings.max_num_batched_tokens:
+        values["max_num_batched_tokens"] = values["max_running_requests"]
+    settings = Settings(**values)
+    check_together(settings)
+    return settings
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """One line for each environment variable with our prefix that is no setting: a misspelt one must not be silent."""
+    known = {row.variable for row in TABLE} | INTERNAL
+    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    return [_unknown(name, sorted(known), "environment") for name in strange]
+
+
+def load(command: str, argv: list[str], about: str = "", environ: Mapping[str, str] | None = None) -> Settings:
+    """Parse a command line; prints and exits 0 for `--help` and `--print-config`; raises ConfigError, never exits 2."""
+    surroundings = os.environ if environ is None else environ
+    parser = build_parser(command, about)
+    parser.error = _raise_usage  # type: ignore[method-assign, assignment]
+    flags = vars(parser.parse_args(argv))
+    settings = resolve(command, flags, surroundings)
+    if flags.get("print_config"):
+        print(show(command, settings))
+        raise SystemExit(0)
+    return settings
+
+
+def _raise_usage(message: str) -> None:
+    raise ConfigError(message)
+
+
+def show(command: str, settings: Settings) -> str:
+    """The settings in force as a TOML document that `--config` reads back; secrets are left out."""
+    lines = []
+    for row in rows_for(command):
+        value = getattr(settings, row.attribute)
+        if row.kind == "secret":
+            lines.append(f"# {row.key} is {'set' if value else 'not set'}")
+        elif row.kind == "pairs":
+            inner = ", ".join(f"{_quoted(name)} = {_quoted(text)}" for name, text in sorted(value.items()))
+            lines.append(f"{row.key} = {{{inner}}}")
+        elif row.kind in ("int", "fraction", "switch"):
+            lines.append(f"{row.key} = {render_value(row, value)}")
+        else:
+            lines.append(f"{row.key} = {_quoted(render_value(row, value))}")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def to_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process that is to run with exactly these settings, secrets included."""
+    child = {name: text for name, text in environ.items() if name != PREFIX + "CONFIG"}
+    child |= {row.variable: render_value(row, getattr(settings, row.attribute)) for row in TABLE}
+    return child
+
+
+def recorded(settings: Settings) -> dict[str, str]:
+    """Settings as text for the journal's `Opened` record and the log; secrets only say whether they are set."""
+    return {
+        row.key: ("set" if getattr(settings, row.attribute) else "")
+        if row.kind == "secret"
+        else render_value(row, getattr(settings, row.attribute))
+        for row in TABLE
+    }
+
+
+def markdown() -> str:
+    """The settings table for the docs."""
+    lines = ["| flag | environment | default | allowed | commands | meaning |", "| - | - | - | - | - | - |"]
+    for row in TABLE:
+        flag = f"`{row.attribute.upper()}` (first argument)" if row.positional else f"`{row.flag}`"
+        flag += "".join(f", `{alias}`" for alias in row.aliases)
+        default = render_value(row, row.default)
+        cells = [flag, f"`{row.variable}`", f"`{default}`" if default else "empty", _range_text(row)]
+        lines.append("| " + " | ".join([*cells, ", ".join(row.commands), row.help]) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,50 @@
+"""Exit codes: how the processes of the daemon end, and the error that carries a code.
+
+Owns the closed set of codes with one sentence each. Invariant: 0 means that everything accepted was ended in order and
+the journal was closed; anything lost gives another code, whatever signal follows.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of `bandmaster serve`, `bandmaster daemon` and their children."""
+
+    CLEAN = 0
+    INTERNAL = 1
+    USAGE = 2
+    RANK = 3
+    JOURNAL = 4
+    IN_USE = 5
+    BOOT = 6
+    CHILD = 7
+    MODEL = 8
+
+
+EXIT_TEXT: dict[Exit, str] = {
+    Exit.CLEAN: "stopped in order: every accepted request has its end, the journal is closed",
+    Exit.INTERNAL: "an actor of the daemon failed; the crash file in the run directory's `logs/` has the trace",
+    Exit.USAGE: "a setting or argument was refused; nothing was started",
+    Exit.RANK: "a rank died, froze, failed or disagreed; every request ended with reason fault",
+    Exit.JOURNAL: "the journal is damaged, busy or could not be written",
+    Exit.IN_USE: "the run directory belongs to processes that are alive; they are named",
+    Exit.BOOT: "the ranks did not become ready in time or could not agree",
+    Exit.CHILD: "a supervised process ended when nobody had asked it to",
+    Exit.MODEL: "the model is unsupported or could not be prepared",
+}
+
+
+class DaemonError(Exception):
+    """Something ends this process; `code` is its exit code and the text says what, the value and what to do."""
+
+    def __init__(self, code: Exit, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def exit_table() -> str:
+    """The codes as a markdown table, for the docs."""
+    rows = [f"| {code.value} | {code.name.lower()} | {EXIT_TEXT[code]} |" for code in Exit]
+    return "\n".join(["| code | name | meaning |", "| - | - | - |", *rows])

@@ -1,0 +1,219 @@
+"""The settings table: every flag, environment variable and configuration key of every process, declared once.
+
+Owns names, types, defaults, ranges, units and help texts. Must never read an environment, a file or an argument:
+`daemon.config` does. Invariant: a numeric setting has a range; the attribute name ends in its unit where it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal
+
+Kind = Literal["text", "path", "secret", "choice", "int", "fraction", "bytes", "seconds", "switch", "pairs"]
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+ALL = ("serve", "daemon", "frontend")
+SERVER = ("serve", "daemon")
+HTTP = ("serve", "frontend")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table. `low` and `high` bound numbers; `zero` says what 0 means where 0 lies below `low`."""
+
+    attribute: str
+    flag: str
+    kind: Kind
+    default: Any
+    help: str
+    commands: tuple[str, ...]
+    low: float | None = None
+    high: float | None = None
+    zero: str = ""
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    positional: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name in a configuration file and in messages: the flag without its dashes."""
+        return self.flag.removeprefix("--")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return "BANDMASTER_" + self.key.upper().replace("-", "_")
+
+
+UNITS = ("_bytes", "_s")
+NO_PAIRS: Mapping[str, str] = MappingProxyType({})
+
+
+def _row(kind: Kind, default: Any, text: str, commands: tuple[str, ...], **rest: Any) -> Any:
+    """A dataclass field that carries its row of the table."""
+    made = {"kind": kind, "help": text, "commands": commands, **rest}
+    return field(default=default, metadata=made)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one process, validated; attributes are the rows of the table."""
+
+    # --- the model
+    model: str = _row(
+        "path",
+        "",
+        "a Hugging Face directory (safetensors) or a GGUF file; empty: the embedded model",
+        ALL,
+        positional=True,
+    )
+    served_model_name: str = _row("text", "", "the model's name in the API; empty: taken from the model", ALL)
+    dtype: str = _row(
+        "choice", "auto", "arithmetic and storage type", SERVER, choices=("auto", "float32", "bfloat16", "float16")
+    )
+    max_model_len: int = _row(
+        "int",
+        0,
+        "most tokens of one request, prompt and output together",
+        SERVER,
+        low=2,
+        high=1 << 24,
+        zero="the model's own",
+    )
+    rank_runner: str = _row(
+        "choice",
+        "torch",
+        "what computes in a rank: the real model, or `modeled`, which needs no weights and makes tokens from a hash",
+        SERVER,
+        choices=("torch", "modeled"),
+    )
+    rank_option: Mapping[str, str] = _row("pairs", NO_PAIRS, "an option of the rank's runner; may be repeated", SERVER)
+    threads: int = _row("int", 0, "compute threads of a rank", SERVER, low=1, high=1024, zero="measured at boot")
+
+    # --- memory
+    arena_bytes: int = _row(
+        "bytes", 0, "bytes of the arena of each rank", SERVER, low=MIB, high=256 * TIB, zero="by `--mem-fraction`"
+    )
+    mem_fraction: float = _row(
+        "fraction", 0.5, "share of the memory that is free after the model was loaded that the arena takes", SERVER,
+        low=0.01, high=0.98,
+    )  # fmt: skip
+    page_size: int = _row("int", 16, "tokens of one page", SERVER, low=1, high=4096)
+
+    # --- the scheduler
+    max_running_requests: int = _row(
+        "int", 64, "most requests that run at once", SERVER, low=1, high=65_536, aliases=("--max-num-seqs",)
+    )
+    max_queued_requests: int = _row(
+        "int",
+        1024,
+        "most requests that wait; further ones are refused with a hint when to retry",
+        SERVER,
+        low=1,
+        high=1_000_000,
+    )
+    max_num_batched_tokens: int = _row(
+        "int", 2048, "token budget of one step, decode and prefill together", SERVER, low=1, high=1 << 20
+    )
+    chunked_prefill_size: int = _row(
+        "int", 512, "most prompt tokens of one request in one step", SERVER, low=1, high=1 << 20
+    )
+    schedule_policy: str = _row("choice", "fcfs", "order of the queue", SERVER, choices=("fcfs", "priority"))
+    reserve: str = _row(
+        "choice",
+        "estimate",
+        "admit by expected output, or only what fits at full length",
+        SERVER,
+        choices=("estimate", "full"),
+    )
+    disable_overlap: bool = _row("switch", False, "process each step before the next one is launched", SERVER)
+    invariants: int = _row(
+        "int", 1, "how much is checked while running: 0 little, 1 at idle, 2 every step", SERVER, low=0, high=2
+    )
+
+    # --- the HTTP front end
+    host: str = _row("text", "127.0.0.1", "address to listen on", HTTP)
+    port: int = _row("int", 8000, "port to listen on", HTTP, low=1, high=65_535, zero="a free one")
+    api_key: str = _row("secret", "", "key that clients must send as bearer token; empty: none asked", HTTP)
+    chat_template: str = _row("path", "", "file with a Jinja chat template; empty: the model's own", HTTP)
+    request_size_limit_bytes: int = _row(
+        "bytes", 8 * MIB, "largest request body, and largest message of a front end", ALL, low=KIB, high=GIB
+    )
+
+    # --- processes
+    run_dir: str = _row(
+        "path", "", "directory of journal, logs and sockets; empty: a private one under the user's state directory", ALL
+    )
+    drain_timeout_s: float = _row(
+        "seconds",
+        30.0,
+        "how long SIGTERM lets running requests go on",
+        SERVER,
+        low=0.1,
+        high=86_400,
+        zero="end them at once",
+    )
+    frontend_timeout_s: float = _row(
+        "seconds",
+        10.0,
+        "silence after which a front end, or the daemon seen from one, counts as lost",
+        ALL,
+        low=2,
+        high=3600,
+    )
+    rank_timeout_s: float = _row(
+        "seconds", 10.0, "silence after which a rank counts as frozen", SERVER, low=2, high=3600
+    )
+    step_timeout_s: float = _row(
+        "seconds", 300.0, "time after which a step without a report is a fault", SERVER, low=2, high=86_400
+    )
+    boot_timeout_s: float = _row("seconds", 600.0, "time for the ranks to load the model", SERVER, low=1, high=86_400)
+    stall_timeout_s: float = _row(
+        "seconds",
+        15.0,
+        "time without a scheduled token, with work waiting, after which health turns red",
+        SERVER,
+        low=1,
+        high=3600,
+    )
+
+    # --- journal and logs
+    journal_sync: str = _row(
+        "choice",
+        "group",
+        "fsync before every send, before acceptances are acknowledged, or left to the operating system",
+        SERVER,
+        choices=("always", "group", "os"),
+    )
+    journal_segment_bytes: int = _row(
+        "bytes", 64 * MIB, "size at which a journal segment ends", SERVER, low=MIB, high=4 * GIB
+    )
+    log_format: str = _row(
+        "choice",
+        "auto",
+        "JSON lines, readable lines, or readable on a terminal only",
+        ALL,
+        choices=("json", "pretty", "auto"),
+    )
+    log_level: str = _row(
+        "choice", "info", "least level that is logged", ALL, choices=("debug", "info", "warning", "error")
+    )
+
+
+def _setting(entry: Field[Any]) -> Setting:
+    name = entry.name
+    for unit in UNITS:
+        if entry.metadata["kind"] in ("bytes", "seconds") and name != "arena_bytes" and name != "journal_segment_bytes":
+            name = name.removesuffix(unit)
+    return Setting(attribute=entry.name, flag="--" + name.replace("_", "-"), default=entry.default, **entry.metadata)
+
+
+TABLE: tuple[Setting, ...] = tuple(_setting(entry) for entry in fields(Settings))
+BY_KEY: dict[str, Setting] = {row.key: row for row in TABLE}
+
+
+def rows_for(command: str) -> list[Setting]:
+    """The rows that a command takes, in table order."""
+    return [row for row in TABLE if command in row.commands]
