@@ -113,3 +113,21 @@ PAYLOADS: dict[Kind, type[msgspec.Struct]] = {
 }
 
 KIND_OF: dict[type[msgspec.Struct], Kind] = {payload: kind for kind, payload in PAYLOADS.items()}
+
+# Records that replay and recovery can do without: a reader that does not know their kind passes over them.
+MAY_SKIP = frozenset({Kind.DIGESTED, Kind.SNAPSHOTTED})
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders = {kind: msgspec.msgpack.Decoder(payload) for kind, payload in PAYLOADS.items()}
+
+
+def encode(payload: msgspec.Struct) -> bytes:
+    """The payload bytes of a record; equal structs give equal bytes."""
+    return _encoder.encode(payload)
+
+
+def decode(kind: Kind, payload: bytes) -> msgspec.Struct:
+    """The struct of a payload; raises msgspec.ValidationError when it does not fit."""
+    decoded = _decoders[kind].decode(payload)
+    assert isinstance(decoded, msgspec.Struct)
+    return decoded

@@ -1,0 +1,29 @@
+"""Digests that more than one process computes: the chained digest of sampled tokens.
+
+Owns the one definition, so that ranks, the daemon's result processor and replay cannot disagree about it. Must never
+read anything but its arguments. Invariant: one link per step of an epoch, in seq order, steps without a forward too.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+SAMPLED_START = bytes(DIGEST_BYTES)
+
+
+def sampled_digest(previous: bytes, seq: int, rows: bytes, generations: bytes, tokens: bytes) -> bytes:
+    """The next link of the token digest: BLAKE2b, 16 bytes, over previous link, seq (int64 LE) and the three columns.
+
+    `rows` and `generations` are int32 columns, `tokens` int64, as in `Report`. The first step of an epoch links to
+    `SAMPLED_START`.
+    """
+    assert len(previous) == DIGEST_BYTES, f"the previous link has {len(previous)} bytes, not {DIGEST_BYTES}"
+    assert len(rows) == len(generations), f"{len(rows)} bytes of rows, {len(generations)} of generations"
+    assert 2 * len(rows) == len(tokens), f"{len(rows)} bytes of int32 rows, {len(tokens)} of int64 tokens"
+    link = blake2b(previous, digest_size=DIGEST_BYTES)
+    link.update(seq.to_bytes(8, "little"))
+    link.update(rows)
+    link.update(generations)
+    link.update(tokens)
+    return link.digest()

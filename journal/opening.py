@@ -1,0 +1,167 @@
+"""Opening: from a directory in any state to a writer for a new life, or a refusal that says where and why.
+
+Owns what is done about a torn tail, and what an earlier life left unfinished. Must never discard bytes: what is cut off
+is kept beside. Invariants: repair can be interrupted at any point and repeated; after it a strict walk meets nothing
+to cut; sequence numbers go on over lives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from daemon.core.inputs import Abandoned
+from daemon.core.outputs import Decided
+from daemon.core.reasons import Verdict
+from journal import segment
+from journal.errors import JournalDamaged
+from journal.reader import Finding, Walk
+from journal.records import Kind
+from journal.storage import Storage
+from journal.writer import TEMPORARY_SUFFIX, JournalSettings, JournalWriter, Start
+
+CUT_SUFFIX = ".cut"
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """Requests accepted and not ended, by number, and the next number that was never used."""
+
+    requests: list[int] = field(default_factory=list)
+    next_request: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What opening found: `notes` has one line for everything that was cut or passed over."""
+
+    last_sequence: int
+    lives: int
+    clean: bool  # the last life ended with `Closed`, or there was none
+    unfinished: Unfinished
+    notes: list[str]
+
+
+def open_journal(storage: Storage, settings: JournalSettings, journal_id: bytes) -> tuple[JournalWriter, Recovered]:
+    """Lock, recover, repair, and start the segment of a new life; the first record appended must be `Opened`.
+
+    `journal_id` (16 random bytes) names the journal when the directory holds none. Raises JournalBusy, JournalDamaged
+    (nothing was changed), JournalFailed or OSError; the lock is free again then.
+    """
+    assert len(journal_id) == segment.JOURNAL_ID_BYTES, f"a journal id has {segment.JOURNAL_ID_BYTES} bytes"
+    storage.lock()
+    try:
+        start, recovered = recover(storage, journal_id)
+        return JournalWriter(storage, settings, start), recovered
+    except BaseException:
+        storage.unlock()
+        raise
+
+
+def recover(storage: Storage, journal_id: bytes) -> tuple[Start, Recovered]:
+    """Repair what may be repaired and find where the next life begins."""
+    notes: list[str] = []
+    _remove_temporaries(storage)
+    while True:
+        walk, unfinished, lives = _walk_last_life(storage)
+        cuts = walk.cuts()
+        if not cuts:
+            break
+        notes.extend(_cut(storage, cut) for cut in cuts)
+    notes.extend(found.text() for found in walk.findings if found.row.label not in ("clean_end", "superseded_tail"))
+    start = _start(storage, walk, journal_id)
+    clean = walk.at.closed or walk.at.sequence == 0
+    return start, Recovered(walk.at.sequence, lives, clean, unfinished, notes)
+
+
+def _remove_temporaries(storage: Storage) -> None:
+    """Files that never got their name: all they hold is elsewhere, or was never promised."""
+    for name in storage.names():
+        if name.endswith(TEMPORARY_SUFFIX):
+            storage.remove(name)
+
+
+def _walk_last_life(storage: Storage) -> tuple[Walk, Unfinished, int]:
+    """Read the last life, and those before it that ended before they had said what they took over."""
+    firsts = _life_segments(storage)
+    for place in range(len(firsts) - 1, -1, -1):
+        walk = Walk(storage, first=firsts[place])
+        unfinished, inherited = _unfinished(walk)
+        if inherited or place == 0:
+            return walk, unfinished, len(firsts)
+    walk = Walk(storage)
+    unfinished, _ = _unfinished(walk)
+    return walk, unfinished, 0
+
+
+def _life_segments(storage: Storage) -> list[int]:
+    """Numbers of the segments that begin a life; unreadable headers are left to the walk."""
+    firsts = []
+    for number, name in segment.segment_names(storage.names()).items():
+        header = segment.load_header(storage, name)
+        if header is not None and header.life_first == header.first_sequence:
+            firsts.append(number)
+    return firsts
+
+
+def _unfinished(walk: Walk) -> tuple[Unfinished, bool]:
+    """Accepted and not ended by the end of the walk, and whether its first life said what it took over."""
+    open_requests: dict[int, None] = {}
+    next_request, lives, inherited = 1, 0, False
+    for record in walk.records():
+        if record.kind == Kind.OPENED:
+            lives += 1
+        elif record.kind == Kind.ABANDONED:
+            taken_over = record.decode()
+            assert isinstance(taken_over, Abandoned)
+            inherited = inherited or lives <= 1
+            next_request = max(next_request, taken_over.next_request)
+        elif record.kind == Kind.DECIDED:
+            decided = record.decode()
+            assert isinstance(decided, Decided)
+            if decided.verdict == Verdict.ACCEPTED:
+                choices = decided.numbers.get("n", 1)
+                next_request = max(next_request, decided.request + choices)
+                open_requests.update(dict.fromkeys(range(decided.request, decided.request + choices)))
+            elif decided.verdict == Verdict.ENDED:
+                open_requests.pop(decided.request, None)
+    return Unfinished(list(open_requests), next_request), inherited
+
+
+def _cut(storage: Storage, cut: Finding) -> str:
+    """Keep the bytes from the cut on beside, sync them, then cut the file; returns the line that says so."""
+    assert not cut.file.endswith(segment.ARCHIVE_SUFFIX), f"{cut.file} is finished and cannot be torn"
+    tail = storage.read(cut.file)[cut.offset :]
+    kept = f"{cut.file}.{cut.offset}{CUT_SUFFIX}"
+    if kept in storage.names():
+        storage.remove(kept)  # of a repair that was interrupted: the file itself still has the bytes
+    handle = storage.create(kept)
+    try:
+        left = tail
+        while left:
+            left = left[storage.write(handle, left) :]
+        storage.sync(handle)
+    finally:
+        storage.close(handle)
+    storage.sync_directory()
+    if cut.offset:
+        storage.truncate(cut.file, cut.offset)
+    else:
+        storage.remove(cut.file)
+    storage.sync_directory()
+    return f"cut {len(tail)} bytes behind sequence {cut.sequence - 1}, kept in {kept}: {cut.text()}"
+
+
+def _start(storage: Storage, walk: Walk, journal_id: bytes) -> Start:
+    """Where the next life begins; the end of the last one is synced first, for it may stand in the page cache only."""
+    at = walk.at
+    if at.number == 0:
+        return Start(journal_id)
+    assert walk.header is not None
+    name = segment.segment_names(storage.names())[at.number]
+    last = segment.load(storage, name)
+    if at.offset != len(last.data):
+        raise JournalDamaged("clean_end", name, at.offset, at.sequence + 1, "the file grew while it was read")
+    if not name.endswith(segment.ARCHIVE_SUFFIX):
+        storage.truncate(name, at.offset)
+    storage.sync_directory()
+    return Start(walk.header.journal_id, at.sequence, at.crc, at.number, at.offset, segment.digest(last.data))
