@@ -1,0 +1,259 @@
+"""Batching: one scheduler iteration, planned and then committed as one step.
+
+Owns the order of the pass (decode rows, resident chunk, new requests, one token budget) and the columns of the forward.
+Must never fail between the first change and the finished step: everything that can say no was asked while planning.
+Invariants: decode rows come first and ascend; a row appears once; starts are contiguous per row; table entries are
+only appended; the sampled rows of a step are reported in the order of its forward.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from allocator.columns import Int32s, pack_i32
+from daemon.core import pressure
+from daemon.core.admission import Chunk, StepPlan, admit
+from daemon.core.outputs import Decided, Outputs
+from daemon.core.reasons import Verdict
+from daemon.core.requests import Event, Request
+from daemon.core.rows import Rows
+from daemon.core.state import NOBODY, CoreState, Flight
+from ipc.messages import EXPLICIT, SAMPLE, Forward, RowSampling, Sampling, Step
+
+
+class Columns:
+    """The parts of a forward that grow entry by entry: prefill rows and new page-table entries."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.generations: list[int] = []
+        self.starts: list[int] = []
+        self.counts: list[int] = []
+        self.flags = bytearray()
+        self.tokens: list[bytes] = []
+        self.sampling: list[RowSampling] = []
+        self.table_rows: list[bytes] = []
+        self.table_indexes: list[bytes] = []
+        self.table_pages: list[bytes] = []
+        self.sampled: list[int] = []  # rows of this step's chunks that sample, in order
+        self.final: list[int] = []  # positions in `sampled` whose token is the last by length
+        self.scored: list[tuple[int, int]] = []  # rows and generations that end with this step without sampling
+
+    def add_entries(self, rows: Int32s | Rows, indexes: Int32s, pages: Int32s) -> None:
+        """Page-table entries, one per element."""
+        self.table_rows.append(pack_i32(rows))
+        self.table_indexes.append(pack_i32(indexes))
+        self.table_pages.append(pack_i32(pages))
+
+
+def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
+    """The next step with a forward, or None when no token can be scheduled now."""
+    batch, needy = pressure.plan_decode(core, now_ns, out)
+    budget = core.config.max_batched_tokens - len(batch)
+    assert budget >= 0, "running rows never pass the token budget"
+    plan = StepPlan(batch, needy, budget, len(needy))
+    pressure.plan_resident(core, plan, now_ns, out)
+    admit(core, plan, now_ns, out)
+    if not len(plan.batch) and not plan.chunks:
+        return None
+    pressure.relax(core)
+    return _commit(core, plan, now_ns, out)
+
+
+def bare_step(core: CoreState) -> Step:
+    """A step without a forward: it carries ops and progress, and does not count as in flight."""
+    return _seal(core, None, Flight(core.seq + 1, False, core.rows.releases))
+
+
+def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
+    memory, rows, batch = core.memory, core.rows, plan.batch
+    assert memory is not None, "only an epoch schedules"
+    ids = memory.take(plan.pages) if plan.pages else np.zeros(0, np.int32)
+    columns = Columns()
+    given = len(plan.needy)
+    if given:
+        columns.add_entries(plan.needy, rows.append_page_each(plan.needy, ids[:given]), ids[:given])
+    starts = rows.scheduled[batch.rows]
+    rows.scheduled[batch.rows] = starts + 1
+    left = rows.left[batch.rows] - 1
+    rows.left[batch.rows] = left
+    final = np.flatnonzero(left == 0)
+    if len(final):
+        rows.stop_decoding(batch.rows[final])
+    for chunk in plan.chunks:
+        _commit_chunk(core, chunk, ids[given : given + chunk.pages], columns, now_ns, out)
+        given += chunk.pages
+    assert given == len(ids), "every page taken has a place"
+    flight = _flight(core, plan, final, columns)
+    forward = Forward(
+        rows=batch.rows_column + pack_i32(columns.rows),
+        generations=batch.generations_column + pack_i32(columns.generations),
+        starts=starts.tobytes() + pack_i32(columns.starts),
+        counts=batch.counts_column + pack_i32(columns.counts),
+        flags=batch.flags_column + bytes(columns.flags),
+        tokens=b"".join(columns.tokens),
+        table_rows=b"".join(columns.table_rows),
+        table_indexes=b"".join(columns.table_indexes),
+        table_pages=b"".join(columns.table_pages),
+        sampling=columns.sampling,
+    )
+    core.totals.forwards += 1
+    core.in_flight += 1
+    core.busy = True
+    return _seal(core, forward, flight)
+
+
+def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns, now_ns: int, out: Outputs) -> None:
+    request, rows = chunk.request, core.rows
+    if request.row < 0:
+        _start(core, chunk, now_ns, out)
+    row = request.row
+    assert chunk.start == request.scheduled_tokens == int(rows.scheduled[row]), "chunks are contiguous"
+    assert request.sequence is not None, "a request is prefilled from its sequence"
+    generation = int(rows.generation[row])
+    if chunk.start == 0:
+        columns.sampling.append(_row_sampling(request, generation))
+    if len(pages):
+        first = rows.append_pages(row, pages)
+        indexes = np.arange(first, first + len(pages), dtype=np.int32)
+        columns.add_entries(np.full(len(pages), row, np.int32), indexes, pages)
+    end = chunk.start + chunk.count
+    request.scheduled_tokens = end
+    rows.scheduled[row] = end
+    core.totals.prompt_tokens += chunk.count
+    columns.rows.append(row)
+    columns.generations.append(generation)
+    columns.starts.append(chunk.start)
+    columns.counts.append(chunk.count)
+    columns.tokens.append(request.sequence[chunk.start : end].tobytes())
+    samples = end == request.target_tokens and bool(rows.left[row])
+    columns.flags.append(EXPLICIT | SAMPLE if samples else EXPLICIT)
+    if end == request.target_tokens:
+        _finish_prefill(core, request, samples, columns)
+
+
+def _start(core: CoreState, chunk: Chunk, now_ns: int, out: Outputs) -> None:
+    """The request leaves the queue and gets a row; it is the resident until its prompt is covered."""
+    request = chunk.request
+    core.queue.remove(request)
+    kept = b"".join(request.kept)
+    row = core.rows.assign(request)
+    core.move(request, Event.ADMIT)
+    prompt = request.group.prompt
+    request.sequence = np.concatenate([prompt, np.frombuffer(kept, np.int64)]) if kept else prompt
+    request.target_tokens = len(request.sequence)
+    request.scheduled_tokens = 0
+    request.last_wait = ""
+    core.ceiling_pages += request.ceiling_pages
+    if chunk.count < request.target_tokens:
+        assert core.resident is None, "one request at a time is partly prefilled"
+        core.resident = request
+    if core.admitted_ns:
+        core.admit_interval_ns += (now_ns - core.admitted_ns - core.admit_interval_ns) // 8
+    core.admitted_ns = now_ns
+    numbers = {
+        "row": row,
+        "generation": int(core.rows.generation[row]),
+        "tokens": request.target_tokens,
+        "chunk_tokens": chunk.count,
+        "chunk_pages": chunk.pages,
+        "waited_ms": (now_ns - request.arrived_ns) // 1_000_000,
+    }
+    out.decisions.append(Decided(now_ns, Verdict.ADMITTED, request.number, "", numbers))
+
+
+def _finish_prefill(core: CoreState, request: Request, samples: bool, columns: Columns) -> None:
+    core.move(request, Event.PREFILLED)
+    request.sequence = None
+    if core.resident is request:
+        core.resident = None
+    if not samples:
+        columns.scored.append((request.row, int(core.rows.generation[request.row])))
+        return
+    row = request.row
+    core.rows.left[row] -= 1
+    if core.rows.left[row] == 0:
+        columns.final.append(len(columns.sampled))
+    else:
+        core.rows.start_decoding(row)
+    columns.sampled.append(row)
+
+
+def _row_sampling(request: Request, generation: int) -> RowSampling:
+    """Sampling of a row's new generation; prompt log probabilities that were delivered are not asked for again."""
+    group, sampling = request.group, request.group.sampling
+    if sampling.prompt_logprobs >= 0 and request.prompt_logprobs_next >= request.prompt_tokens:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
+    penalized = _penalized(sampling)
+    output = request.sequence[request.prompt_tokens :] if request.sequence is not None else group.prompt[:0]
+    banned = request.min_output > 0 and len(group.stop_ids) > 0
+    return RowSampling(
+        row=request.row,
+        generation=generation,
+        sampling=sampling,
+        choice=request.choice,
+        ban_before=request.prompt_tokens + request.min_output if banned else 0,
+        banned=group.stop_ids.tobytes() if banned else b"",
+        prompt_ids=group.prompt.tobytes() if penalized else b"",
+        output_ids=output.tobytes() if penalized else b"",
+    )
+
+
+def _penalized(sampling: Sampling) -> bool:
+    return bool(
+        sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+    )
+
+
+def _flight(core: CoreState, plan: StepPlan, final: Rows, columns: Columns) -> Flight:
+    batch, rows = plan.batch, core.rows
+    if not columns.sampled:
+        return Flight(
+            seq=core.seq + 1,
+            forward=True,
+            releases=rows.releases,
+            rows=batch.rows,
+            generations=batch.generations,
+            frontends=batch.frontends,
+            requests=batch.requests,
+            rows_column=batch.rows_column,
+            generations_column=batch.generations_column,
+            final=final,
+            scored=tuple(columns.scored),
+        )
+    fresh = rows.batch_of(np.array(columns.sampled, np.intp))
+    late = np.array(columns.final, np.intp) + len(batch) if columns.final else NOBODY
+    return Flight(
+        seq=core.seq + 1,
+        forward=True,
+        releases=rows.releases,
+        rows=np.concatenate([batch.rows, fresh.rows]),
+        generations=np.concatenate([batch.generations, fresh.generations]),
+        frontends=np.concatenate([batch.frontends, fresh.frontends]),
+        requests=np.concatenate([batch.requests, fresh.requests]),
+        rows_column=batch.rows_column + fresh.rows_column,
+        generations_column=batch.generations_column + fresh.generations_column,
+        final=np.concatenate([final, late]),
+        scored=tuple(columns.scored),
+    )
+
+
+def _seal(core: CoreState, forward: Forward | None, flight: Flight) -> Step:
+    assert core.memory is not None, "only an epoch has steps"
+    core.seq += 1
+    assert flight.seq == core.seq, "seq is dense"
+    ops, logical = core.memory.seal(core.seq)
+    core.flights.append(flight)
+    core.told_through = core.processed_through
+    core.totals.steps += 1
+    return Step(
+        epoch=core.epoch,
+        seq=core.seq,
+        microbatch=0,
+        processed_through=core.processed_through,
+        released=[],
+        ops=ops,
+        forward=forward,
+        logical=logical,
+    )

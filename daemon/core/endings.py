@@ -1,0 +1,91 @@
+"""Endings: the one place where a request ends, and where it gives everything back without ending.
+
+Owns the terminal decision and message of each choice and the memory of ended ids. Must never end a request twice (the
+life table raises) or leave it holding anything. Invariant: one `Decided(ENDED)` and one `Finished` per accepted choice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daemon.core.outputs import Decided, Outputs, Reply
+from daemon.core.reasons import EndReason, Verdict
+from daemon.core.requests import END_EVENT, Event, Group, Request, State
+from daemon.core.state import ENDED_GROUPS_MAX, CoreState
+from ipc.messages import Finished
+
+_TOTAL_OF = {Event.FINISH: "finished", Event.ABORT: "aborted", Event.FAIL: "failed"}
+
+
+def end(
+    core: CoreState,
+    request: Request,
+    reason: EndReason,
+    detail: str,
+    now_ns: int,
+    out: Outputs,
+    output_tokens: int | None = None,
+) -> None:
+    """End a live request, wherever it stands; `output_tokens` is the usage when it is less than what was committed."""
+    event = END_EVENT[reason]
+    leave(core, request)
+    core.move(request, event)
+    setattr(core.totals, _TOTAL_OF[event], getattr(core.totals, _TOTAL_OF[event]) + 1)
+    del core.requests[request.number]
+    group = request.group
+    usage = request.output_tokens if output_tokens is None else max(0, min(output_tokens, request.output_tokens))
+    request.kept = []
+    finished = Finished(group.id, request.choice, request.number, reason, detail, request.prompt_tokens, usage)
+    group.ended[request.choice] = finished
+    group.live -= 1
+    assert group.live >= 0, "a choice ends once"
+    if group.live == 0:
+        _close_group(core, group)
+    numbers = {
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": usage,
+        "retractions": request.retractions,
+        "age_ms": (now_ns - request.arrived_ns) // 1_000_000,
+    }
+    out.decisions.append(Decided(now_ns, Verdict.ENDED, request.number, reason, numbers))
+    out.replies.append(Reply(group.frontend, finished))
+
+
+def leave(core: CoreState, request: Request) -> int:
+    """Take a live request out of the queue or off its row; returns the pages it gave back."""
+    core.blocked = False
+    core.busy = True
+    if request.state in (State.WAITING, State.RETRACTED):
+        core.queue.remove(request)
+        return 0
+    return core.release_row(request)
+
+
+def end_all(core: CoreState, reason: EndReason, detail: str, now_ns: int, out: Outputs) -> None:
+    """End every live request, oldest first."""
+    for number in sorted(core.requests):
+        end(core, core.requests[number], reason, detail, now_ns, out)
+
+
+def end_group(core: CoreState, group: Group, reason: EndReason, detail: str, now_ns: int, out: Outputs) -> None:
+    """End what still lives of one arrival."""
+    first = group.accepted.first_request
+    for number in range(first, first + group.accepted.n):
+        if number in core.requests:
+            end(core, core.requests[number], reason, detail, now_ns, out)
+
+
+def forget(core: CoreState, group: Group) -> None:
+    """Drop an ended id: the front end may use it again."""
+    assert group.live == 0, "only ended ids are forgotten"
+    del core.groups[group.frontend, group.id]
+    del core.ended_groups[group.frontend, group.id]
+
+
+def _close_group(core: CoreState, group: Group) -> None:
+    group.prompt = np.zeros(0, np.int64)
+    core.stop_uses[group.stop_ids] -= 1
+    group.stop_ids = np.zeros(0, np.int64)
+    core.ended_groups[group.frontend, group.id] = group
+    if len(core.ended_groups) > ENDED_GROUPS_MAX:
+        forget(core, next(iter(core.ended_groups.values())))

@@ -1,0 +1,108 @@
+"""Gauges: the core's state as numbers for metrics, as a tree for people, and as one digest.
+
+Owns read-only views. Must never change anything, and no decision may read a view. Invariant: equal states have equal
+digests on every machine (canonical msgpack of integers, strings and bytes, in a fixed order).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import msgspec
+
+from daemon.core.requests import Request, State
+from daemon.core.state import CoreState
+
+
+def gauges(core: CoreState) -> dict[str, int]:
+    """Counters and gauges by name; units in the names."""
+    counts = core.counts
+    numbers = {
+        "live": core.live,
+        "waiting": len(core.queue),
+        "running": counts[State.RUNNING] + counts[State.PARKED_ROW],
+        "prefilling": counts[State.PREFILLING] + counts[State.PARKED_CHUNK],
+        "parked": counts[State.PARKED_CHUNK] + counts[State.PARKED_ROW],
+        "in_flight": core.in_flight,
+        "processed_through": core.processed_through,
+        "draining": int(core.draining),
+        "ready": int(core.memory is not None),
+        "capacity_pages": 0,
+    }
+    if core.memory is not None:
+        numbers["capacity_pages"] = core.memory.capacity_pages
+        for band, units in zip(core.memory.chain.bands, core.memory.live_units(), strict=True):
+            numbers[f"live_units_{band.name}"] = units
+    numbers.update({f"{name}_total": count for name, count in dataclasses.asdict(core.totals).items()})
+    return numbers
+
+
+def request_view(core: CoreState, number: int, now_ns: int | None = None) -> dict[str, Any] | None:
+    """Stage, age and holdings of one live request, and what it waits for; None when it is not live."""
+    request = core.requests.get(number)
+    return None if request is None else _describe(core, request, now_ns)
+
+
+def view(core: CoreState) -> dict[str, Any]:
+    """The whole state as plain values, requests by number."""
+    return {
+        "epoch": core.epoch,
+        "seq": core.seq,
+        "reported_seq": core.reported_seq,
+        "flights": [[flight.seq, int(flight.forward), len(flight.rows)] for flight in core.flights],
+        "next_request": core.next_request,
+        "frontends": list(core.frontends),
+        "queue": [request.number for request in core.queue],
+        "resident": core.resident.number if core.resident is not None else 0,
+        "requests": [_describe(core, core.requests[number], None) for number in sorted(core.requests)],
+        "known_ids": len(core.groups),
+        "share_ppm": core.share_ppm,
+        "throttled_steps": core.throttled_steps,
+        "degraded": core.degraded,
+        "gauges": gauges(core),
+    }
+
+
+def state_digest(core: CoreState) -> bytes:
+    """16 bytes over everything that can influence a later decision."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(msgspec.msgpack.encode(view(core)))
+    rows = core.rows
+    for column in (rows.generation, rows.request, rows.scheduled, rows.pages, rows.left, rows.output):
+        digest.update(column.tobytes())
+    for number in sorted(core.requests):
+        request = core.requests[number]
+        for part in request.kept:
+            digest.update(part)
+        if request.row >= 0:
+            digest.update(rows.newest_output(request.row).tobytes())
+            digest.update(rows.table[request.row, : rows.pages[request.row]].tobytes())
+    for (frontend, id), group in core.groups.items():
+        digest.update(msgspec.msgpack.encode([frontend, id, group.digest, group.live, sorted(group.ended)]))
+    if core.memory is not None:
+        digest.update(core.memory.chain.state_digest())
+    return digest.digest()
+
+
+def _describe(core: CoreState, request: Request, now_ns: int | None) -> dict[str, Any]:
+    row, rows = request.row, core.rows
+    on_row = row >= 0
+    return {
+        "request": request.number,
+        "id": request.group.id,
+        "frontend": core.frontends[request.group.frontend],
+        "choice": request.choice,
+        "stage": request.state.value,
+        "age_ms": 0 if now_ns is None else (now_ns - request.arrived_ns) // 1_000_000,
+        "row": row,
+        "generation": int(rows.generation[row]) if on_row else 0,
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": int(rows.output[row]) if on_row else request.output_tokens,
+        "max_output": request.max_output,
+        "extent": [request.scheduled_tokens, request.target_tokens],
+        "pages": int(rows.pages[row]) if on_row else 0,
+        "retractions": request.retractions,
+        "waits_for": request.last_wait,
+    }

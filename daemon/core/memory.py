@@ -1,0 +1,84 @@
+"""Memory: the core's way to the logical chain; every question and every change of units goes through here.
+
+Owns the ops of the step being formed and the pages given back since the last question. Must never answer from a
+counter of its own: returned pages reach the chain before any question is asked, so a freed unit is visible to the very
+next one. Invariant: the ops of a step, applied in order, are exactly what the chain was told, in that order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allocator.capacity import CapacityRefusal
+from allocator.columns import Int32s
+from allocator.errors import InvariantBroken
+from allocator.geometry import Geometry
+from allocator.logical.chain import LogicalChain
+from allocator.ops import Flush, Op
+
+
+class Memory:
+    """Owner pages of one epoch. Raises InvariantBroken for a geometry with bands that the core cannot price yet."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        kinds = [band.kind for band in geometry.stages[0].bands]
+        if kinds != ["full"]:
+            raise InvariantBroken("core.priced_bands", f"the core prices one full-attention band, not {kinds}")
+        self.page_size = geometry.page_size
+        self.chain = LogicalChain(geometry)
+        self.capacity_pages = self.chain.max_extra()
+        self._ops: list[Op] = []
+        self._returned: list[Int32s] = []
+
+    @property
+    def has_ops(self) -> bool:
+        """Something was taken or given back that no step has carried yet."""
+        return bool(self._ops or self._returned)
+
+    def pages_of(self, tokens: int) -> int:
+        """Pages that cover `tokens` positions."""
+        return -(-tokens // self.page_size)
+
+    def refusal(self, pages: int) -> CapacityRefusal | None:
+        """Why `pages` more do not fit now, or None. Changes nothing that can be seen."""
+        self._settle()
+        return self.chain.refusal((pages,))
+
+    def room_pages(self, planned_pages: int) -> int:
+        """The most pages that still fit beside `planned_pages` that are not taken yet; 0 when those do not fit."""
+        self._settle()
+        return max(0, self.chain.max_extra((planned_pages,)))
+
+    def take(self, pages: int) -> Int32s:
+        """Take pages, lowest ids first; the caller has asked `refusal` with the same number."""
+        self._settle()
+        taken = self.chain.take((pages,))
+        self._ops.append(taken.op)
+        return taken.ids[0]
+
+    def give_back(self, pages: Int32s) -> None:
+        """Pages that their owner holds no longer; one `Free` carries all that come back before the next question."""
+        if len(pages):
+            self._returned.append(pages)
+
+    def flush(self, moves_max: int) -> None:
+        """Ask every physical chain for an opportunistic flush in the step being formed."""
+        self._settle()
+        self._ops.append(Flush(moves_max))
+
+    def seal(self, seq: int) -> tuple[list[Op], bytes]:
+        """The ops of step `seq` and the chained logical digest after them; the next step starts empty."""
+        self._settle()
+        ops, self._ops = self._ops, []
+        return ops, self.chain.step_digest(seq, ops)
+
+    def live_units(self) -> tuple[int, ...]:
+        """Live units per band, with everything given back."""
+        self._settle()
+        return self.chain.live_units()
+
+    def _settle(self) -> None:
+        if self._returned:
+            pages = self._returned[0] if len(self._returned) == 1 else np.concatenate(self._returned)
+            self._returned = []
+            self._ops.append(self.chain.free([pages]))

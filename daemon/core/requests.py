@@ -1,0 +1,140 @@
+"""Requests: what the core keeps of each accepted choice, and the one table of its life.
+
+Owns `LIFE` (state x event -> state) and the records of requests and of the groups that arrived together. Must never
+hold what changes every step: that lies in the columns of `rows`. Invariants: a request changes its state only through
+`step_life`; after a terminal state no event is legal, so it ends exactly once.
+
+    waiting --admit--> prefilling --prefilled--> running --finish--> finished
+       ^                 | ^  |                    | ^  |
+       |              park unpark               park unpark
+       |                 v |  |                    v |  |
+       |           parked_chunk                 parked_row          any live state --abort--> aborted
+    retracted <---------retract---------------------'               any live state --fail---> failed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from allocator.columns import Int64s
+from allocator.errors import InvariantBroken
+from daemon.core.reasons import EndReason
+from ipc.messages import Accepted, Finished, Sampling
+
+
+class State(StrEnum):
+    """Where an accepted choice stands."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    PARKED_CHUNK = "parked_chunk"
+    RUNNING = "running"
+    PARKED_ROW = "parked_row"
+    RETRACTED = "retracted"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class Event(StrEnum):
+    """What can happen to an accepted choice."""
+
+    ADMIT = "admit"
+    PREFILLED = "prefilled"
+    PARK = "park"
+    UNPARK = "unpark"
+    RETRACT = "retract"
+    FINISH = "finish"
+    ABORT = "abort"
+    FAIL = "fail"
+
+
+QUEUED = frozenset({State.WAITING, State.RETRACTED})
+HOLDING = frozenset({State.PREFILLING, State.PARKED_CHUNK, State.RUNNING, State.PARKED_ROW})
+LIVE = QUEUED | HOLDING
+
+LIFE: dict[tuple[State, Event], State] = {
+    (State.WAITING, Event.ADMIT): State.PREFILLING,
+    (State.RETRACTED, Event.ADMIT): State.PREFILLING,
+    (State.PREFILLING, Event.PREFILLED): State.RUNNING,
+    (State.PREFILLING, Event.PARK): State.PARKED_CHUNK,
+    (State.PARKED_CHUNK, Event.UNPARK): State.PREFILLING,
+    (State.RUNNING, Event.PARK): State.PARKED_ROW,
+    (State.PARKED_ROW, Event.UNPARK): State.RUNNING,
+    (State.PREFILLING, Event.RETRACT): State.RETRACTED,
+    (State.PARKED_CHUNK, Event.RETRACT): State.RETRACTED,
+    (State.RUNNING, Event.RETRACT): State.RETRACTED,
+    (State.PARKED_ROW, Event.RETRACT): State.RETRACTED,
+    **{(state, Event.FINISH): State.FINISHED for state in State if state in LIVE},
+    **{(state, Event.ABORT): State.ABORTED for state in State if state in LIVE},
+    **{(state, Event.FAIL): State.FAILED for state in State if state in LIVE},
+}
+
+END_EVENT: dict[EndReason, Event] = {
+    EndReason.STOP: Event.FINISH,
+    EndReason.LENGTH: Event.FINISH,
+    EndReason.ABORT: Event.ABORT,
+    EndReason.DEADLINE: Event.FAIL,
+    EndReason.UNSCHEDULABLE: Event.FAIL,
+    EndReason.MEMORY: Event.FAIL,
+    EndReason.FAULT: Event.FAIL,
+    EndReason.DRAINED: Event.FAIL,
+}
+
+
+def step_life(state: State, event: Event) -> State:
+    """The state after `event`; raises InvariantBroken with both names when the table has no such row."""
+    after = LIFE.get((state, event))
+    if after is None:
+        raise InvariantBroken("core.request_life", f"no event {event.value!r} in state {state.value!r}")
+    return after
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One accepted `Generate`: its choices share the prompt and the client's id.
+
+    `prompt` and `stop_ids` (int64) are dropped when the last choice has ended; `ended` holds the terminal message of
+    each choice until the front end acknowledges the id.
+    """
+
+    frontend: int
+    id: str
+    digest: bytes
+    accepted: Accepted
+    prompt: Int64s
+    stop_ids: Int64s
+    sampling: Sampling
+    live: int
+    ended: dict[int, Finished] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One accepted choice. Counts in tokens; `ceiling_pages` is the most pages it can ever hold.
+
+    `kept` are output tokens committed before the last whole tail of its row (int64 columns, oldest first); `sequence`
+    is prompt plus kept output while it is prefilled, else None. `output_tokens` is exact only while it has no row.
+    """
+
+    number: int
+    group: Group
+    choice: int
+    prompt_tokens: int
+    max_output: int
+    min_output: int
+    ceiling_pages: int
+    priority: int
+    arrived_ns: int
+    deadline_ns: int
+    state: State = State.WAITING
+    row: int = -1
+    kept: list[bytes] = field(default_factory=list)
+    output_tokens: int = 0
+    sequence: Int64s | None = None
+    target_tokens: int = 0  # prompt tokens plus kept output: what prefill must cover in this generation
+    scheduled_tokens: int = 0  # of those, how many are scheduled
+    retractions: int = 0
+    prompt_logprobs_next: int = 1  # first prompt position whose log probability was not delivered yet
+    last_wait: str = ""

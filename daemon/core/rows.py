@@ -1,0 +1,195 @@
+"""Rows: the columns of every request that is on the ranks, one entry per row, and the snapshot the hot path reads.
+
+Owns which row belongs to whom, its generation, positions, virtual page table and the newest output tokens. Must never
+decide anything, and never loops over rows on the path of a steady decode step. Invariants: a row's generation rises
+when it is released, so an entry of an older step names nobody; page tables are only appended to; the rows of `decoding`
+are exactly those that get one token in every step.
+
+    positions of a row   0 ............ scheduled ...... covered ........
+                         KV written or      next token   end of the pages
+                         in flight          goes here    it holds
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.columns import Int32s, Int64s
+from daemon.core.requests import Request
+from ipc.messages import SAMPLE
+
+TAIL_TOKENS = 128  # output tokens a row keeps in columns before they move to its request; a power of two
+
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that get one token each, ascending, with the columns that do not change while the set does not.
+
+    Immutable and shared between steps; `rows` intp[n], `generations` int32[n], `frontends` int32[n], `requests`
+    int64[n]; the byte columns are as `Forward` wants them.
+    """
+
+    rows: Rows
+    generations: Int32s
+    frontends: Int32s
+    requests: Int64s
+    rows_column: bytes
+    generations_column: bytes
+    counts_column: bytes
+    flags_column: bytes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class RowTable:
+    """Columns over `capacity` rows; see the module's drawing. Growing a page table doubles its width."""
+
+    def __init__(self, capacity: int, page_size: int) -> None:
+        self.capacity = capacity
+        self.page_size = page_size
+        self.owners: list[Request | None] = [None] * capacity
+        self.generation = np.ones(capacity, np.int32)
+        self.request = np.zeros(capacity, np.int64)
+        self.frontend = np.zeros(capacity, np.int32)
+        self.scheduled = np.zeros(capacity, np.int32)  # positions whose KV is written or in flight
+        self.covered = np.zeros(capacity, np.int32)  # positions that the held pages cover
+        self.pages = np.zeros(capacity, np.int32)  # pages held
+        self.left = np.zeros(capacity, np.int32)  # output tokens not launched yet
+        self.output = np.zeros(capacity, np.int32)  # output tokens committed
+        self.table = np.zeros((capacity, 16), np.int32)
+        self.tail = np.zeros((capacity, TAIL_TOKENS), np.int64)
+        self.decoding = np.zeros(capacity, np.bool_)
+        self.releases = 0  # rows released so far: a step launched at this count has no stale entry
+        self._free = list(range(capacity))
+        self._batch: Batch | None = None
+
+    @property
+    def free_count(self) -> int:
+        """Rows nobody owns."""
+        return len(self._free)
+
+    @property
+    def used_count(self) -> int:
+        """Rows that somebody owns."""
+        return self.capacity - len(self._free)
+
+    def assign(self, request: Request) -> int:
+        """Give `request` the lowest free row; its kept output is in `request.kept`, complete, and stays known."""
+        row = heapq.heappop(self._free)
+        assert self.owners[row] is None, "a free row has no owner"
+        self.owners[row] = request
+        self.request[row] = request.number
+        self.frontend[row] = request.group.frontend
+        self.scheduled[row] = self.covered[row] = self.pages[row] = 0
+        self.output[row] = request.output_tokens
+        self.left[row] = request.max_output - request.output_tokens
+        self._restore_tail(row, request)
+        request.row = row
+        return row
+
+    def release(self, request: Request) -> Int32s:
+        """Take the row back; the pages it held are returned, and `request.kept` holds all its output again."""
+        row = request.row
+        assert self.owners[row] is request, "only the owner's row is released"
+        request.output_tokens = int(self.output[row])
+        newest = self.newest_output(row)
+        if len(newest):
+            request.kept.append(newest.tobytes())
+        held = self.table[row, : self.pages[row]].copy()
+        self.owners[row] = None
+        self.request[row] = 0
+        self.generation[row] += 1
+        self.releases += 1
+        if self.decoding[row]:
+            self.decoding[row] = False
+            self._batch = None
+        request.row = -1
+        heapq.heappush(self._free, row)
+        return held
+
+    def newest_output(self, row: int) -> Int64s:
+        """The committed output of a row that its request's `kept` does not hold, at most one tail; a view."""
+        return self.tail[row, : self.output[row] % TAIL_TOKENS]
+
+    def start_decoding(self, row: int) -> None:
+        """From the next step on the row gets one token per step."""
+        self.decoding[row] = True
+        self._batch = None
+
+    def stop_decoding(self, rows: Rows) -> None:
+        """The last token of these rows is launched; they wait for their results."""
+        self.decoding[rows] = False
+        self._batch = None
+
+    def decode_batch(self) -> Batch:
+        """All decoding rows; the same object until the set changes."""
+        if self._batch is None:
+            self._batch = self.batch_of(np.flatnonzero(self.decoding))
+        return self._batch
+
+    def batch_of(self, rows: Rows) -> Batch:
+        """A batch over chosen rows, for a step that leaves some out."""
+        generations = self.generation[rows]
+        return Batch(
+            rows=rows,
+            generations=generations,
+            frontends=self.frontend[rows],
+            requests=self.request[rows],
+            rows_column=rows.astype(np.int32).tobytes(),
+            generations_column=generations.tobytes(),
+            counts_column=np.ones(len(rows), np.int32).tobytes(),
+            flags_column=bytes([SAMPLE]) * len(rows),
+        )
+
+    def append_pages(self, row: int, ids: Int32s) -> int:
+        """Append pages to one row's table; returns the index of the first."""
+        first = int(self.pages[row])
+        self._widen(first + len(ids))
+        self.table[row, first : first + len(ids)] = ids
+        self.pages[row] = first + len(ids)
+        self.covered[row] = (first + len(ids)) * self.page_size
+        return first
+
+    def append_page_each(self, rows: Rows, ids: Int32s) -> Int32s:
+        """Append one page to each of `rows` (no row twice); returns the index of each."""
+        indexes = self.pages[rows]
+        self._widen(int(indexes.max()) + 1)
+        self.table[rows, indexes] = ids
+        self.pages[rows] = indexes + 1
+        self.covered[rows] += self.page_size
+        return indexes
+
+    def commit(self, rows: Rows, tokens: Int64s) -> None:
+        """Append one committed output token to each of `rows` (no row twice)."""
+        before = self.output[rows]
+        self.output[rows] = before + 1
+        place = before & (TAIL_TOKENS - 1)
+        self.tail[rows, place] = tokens
+        for row in rows[place == TAIL_TOKENS - 1].tolist():
+            owner = self.owners[row]
+            assert owner is not None, "tokens are committed to owned rows"
+            owner.kept.append(self.tail[row].tobytes())
+
+    def _restore_tail(self, row: int, request: Request) -> None:
+        """Put the part of the kept output behind the last whole tail back into the columns."""
+        part = request.output_tokens % TAIL_TOKENS
+        if not part:
+            return
+        kept = b"".join(request.kept)
+        whole = len(kept) - part * 8
+        self.tail[row, :part] = np.frombuffer(kept[whole:], np.int64)
+        request.kept = [kept[:whole]] if whole else []
+
+    def _widen(self, pages: int) -> None:
+        width = self.table.shape[1]
+        if pages > width:
+            wider = np.zeros((self.capacity, max(pages, 2 * width)), np.int32)
+            wider[:, :width] = self.table
+            self.table = wider

@@ -1,0 +1,273 @@
+"""SchedulerCore: the pure scheduler. `feed` one input, get what the shell must do; control flow only.
+
+Owns the dispatch of inputs and the decision when a step may be formed. Must never read a clock, a socket, randomness
+or anything else that is not an input: the same inputs give the same outputs, byte for byte. Invariants: only `Ticked`
+emits a step; at most two forwards are in flight with overlap, one without; nothing a front end sends raises.
+
+    Arrived -> accept | refuse | answer again       Reported -> commit, end          Ticked -> deadlines, one step
+    Aborted, FinishAsked, FrontEndLost -> end       Epoch... -> memory comes, goes   Controlled -> drain, stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from allocator.errors import InvariantBroken
+from daemon.core import gauges, inputs
+from daemon.core.arrival import arrive
+from daemon.core.batching import bare_step, form
+from daemon.core.endings import end, end_all, end_group, forget
+from daemon.core.inputs import Input
+from daemon.core.limits import CoreConfig
+from daemon.core.memory import Memory
+from daemon.core.outputs import Decided, Outputs, Reply
+from daemon.core.processing import process
+from daemon.core.reasons import EndReason, Verdict
+from daemon.core.state import CoreState
+from ipc.messages import Step
+
+BARE_STEPS_MAX = 4  # steps without a forward that may wait for their report
+STALL_RETRY_NS = 1_000_000_000
+
+
+class SchedulerCore:
+    """The scheduler of one daemon life.
+
+    Raises ValueError for a configuration that cannot work, and InvariantBroken out of `feed` for inputs that a correct
+    shell and correct ranks cannot produce; the epoch is over then.
+    """
+
+    def __init__(self, config: CoreConfig) -> None:
+        self._state = CoreState(config)
+        self._handlers: dict[type[Any], Callable[[Any, Outputs], None]] = {
+            inputs.Arrived: lambda item, out: arrive(self._state, item, out),
+            inputs.Aborted: self._aborted,
+            inputs.FinishAsked: self._finish_asked,
+            inputs.Acknowledged: self._acknowledged,
+            inputs.FrontEndLost: self._frontend_lost,
+            inputs.Resumed: self._resumed,
+            inputs.Reported: lambda item, out: process(self._state, item, out),
+            inputs.TransferEnded: _impossible,
+            inputs.ExtentsFixed: _impossible,
+            inputs.FlushAsked: self._flush_asked,
+            inputs.EpochBegan: self._epoch_began,
+            inputs.EpochEnded: self._epoch_ended,
+            inputs.Controlled: self._controlled,
+            inputs.JournalDegraded: self._journal_degraded,
+            inputs.Abandoned: self._abandoned,
+            inputs.Ticked: self._ticked,
+        }
+
+    @property
+    def frontends(self) -> list[str]:
+        """Names of front ends; outputs name them by index. Only grows."""
+        return self._state.frontends
+
+    def feed(self, item: Input) -> Outputs:
+        """Apply one input; the outputs are the caller's and are never touched again."""
+        out = Outputs()
+        self._handlers[type(item)](item, out)
+        out.wants_tick = self._wants_tick()
+        out.due_ns = self._due_ns(item.now_ns)
+        return out
+
+    def gauges(self) -> dict[str, int]:
+        """Counters and gauges by name."""
+        return gauges.gauges(self._state)
+
+    def view(self) -> dict[str, Any]:
+        """The whole state as plain values, for people."""
+        return gauges.view(self._state)
+
+    def request_view(self, request: int, now_ns: int | None = None) -> dict[str, Any] | None:
+        """One live request as plain values, or None."""
+        return gauges.request_view(self._state, request, now_ns)
+
+    def state_digest(self) -> bytes:
+        """16 bytes over everything that can influence a later decision."""
+        return gauges.state_digest(self._state)
+
+    # --- ends from outside ---------------------------------------------------------------------------------------
+
+    def _aborted(self, item: inputs.Aborted, out: Outputs) -> None:
+        group = self._state.group_of(item.frontend, item.id)
+        if group is not None:
+            end_group(self._state, group, EndReason.ABORT, f"by {item.by}", item.now_ns, out)
+
+    def _finish_asked(self, item: inputs.FinishAsked, out: Outputs) -> None:
+        group = self._state.group_of(item.frontend, item.id)
+        if group is None or not 0 <= item.choice < group.accepted.n:
+            return
+        request = self._state.requests.get(group.accepted.first_request + item.choice)
+        if request is not None:
+            detail = "stop string found by the front end"
+            end(self._state, request, EndReason.STOP, detail, item.now_ns, out, item.output_tokens)
+
+    def _acknowledged(self, item: inputs.Acknowledged, out: Outputs) -> None:
+        for id in item.ids:
+            group = self._state.group_of(item.frontend, id)
+            if group is not None and group.live == 0:
+                forget(self._state, group)
+
+    def _frontend_lost(self, item: inputs.FrontEndLost, out: Outputs) -> None:
+        index = self._state.frontend_index.get(item.frontend)
+        for group in [group for (owner, _), group in self._state.groups.items() if owner == index]:
+            end_group(self._state, group, EndReason.ABORT, "by frontend: it was lost", item.now_ns, out)
+            forget(self._state, group)
+
+    def _resumed(self, item: inputs.Resumed, out: Outputs) -> None:
+        """A choice that a front end still holds tokens of: its present end is told again; a live one goes on."""
+        group = self._state.group_of(item.frontend, item.id)
+        if group is not None and item.choice in group.ended:
+            out.replies.append(Reply(group.frontend, group.ended[item.choice]))
+
+    # --- the daemon's own orders ----------------------------------------------------------------------------------
+
+    def _controlled(self, item: inputs.Controlled, out: Outputs) -> None:
+        if item.order not in ("drain", "stop", "drain_expired"):
+            raise InvariantBroken("core.order", f"{item.order!r} is none of drain, stop, drain_expired")
+        self._state.draining = True
+        out.decisions.append(Decided(item.now_ns, Verdict.DRAINING, 0, item.order, {"live": self._state.live}))
+        if item.order != "drain":
+            detail = "the drain timeout passed" if item.order == "drain_expired" else "the daemon was told to stop"
+            end_all(self._state, EndReason.DRAINED, detail, item.now_ns, out)
+
+    def _journal_degraded(self, item: inputs.JournalDegraded, out: Outputs) -> None:
+        self._state.degraded = "" if item.durable else (item.what or "unknown cause")
+
+    def _abandoned(self, item: inputs.Abandoned, out: Outputs) -> None:
+        core = self._state
+        if core.live or item.next_request < core.next_request:
+            raise InvariantBroken(
+                "core.abandoned", f"{core.live} live requests, next number {core.next_request} > {item.next_request}"
+            )
+        core.next_request = item.next_request
+        core.totals.abandoned += len(item.requests)
+        for number in sorted(item.requests):
+            numbers = {"abandoned": 1}
+            out.decisions.append(Decided(item.now_ns, Verdict.ENDED, number, EndReason.FAULT, numbers))
+
+    def _flush_asked(self, item: inputs.FlushAsked, out: Outputs) -> None:
+        if self._state.memory is not None and item.moves_max > 0:
+            self._state.flush_moves = min(item.moves_max, self._state.config.flush_moves_max)
+
+    # --- epochs ---------------------------------------------------------------------------------------------------
+
+    def _epoch_began(self, item: inputs.EpochBegan, out: Outputs) -> None:
+        core = self._state
+        if core.memory is not None or item.geometry.page_size != core.config.page_size:
+            raise InvariantBroken(
+                "core.epoch_began",
+                f"epoch {item.epoch} began while epoch {core.epoch} lives, or its page size {item.geometry.page_size}"
+                f" is not the configured {core.config.page_size}",
+            )
+        core.epoch = item.epoch
+        core.memory = Memory(item.geometry)
+        core.facts = item.facts
+        core.stop_uses = np.zeros(item.facts.vocab_size, np.int32)
+
+    def _epoch_ended(self, item: inputs.EpochEnded, out: Outputs) -> None:
+        core = self._state
+        if core.memory is None or item.epoch != core.epoch:
+            return
+        end_all(core, EndReason.FAULT, f"epoch {item.epoch} ended: {item.why}", item.now_ns, out)
+        core.check_empty()
+        core.reset_epoch()
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _ticked(self, item: inputs.Ticked, out: Outputs) -> None:
+        core, now_ns = self._state, item.now_ns
+        self._expire(now_ns, out)
+        if core.memory is None:
+            return
+        flushed = core.flush_moves > 0 and self._bare_allowed()
+        if flushed:
+            core.memory.flush(core.flush_moves)
+            core.flush_moves = 0
+        if core.in_flight < self._in_flight_max():
+            out.step = form(core, now_ns, out)
+            core.blocked = out.step is None
+            self._count_stall(out.step, now_ns, out)
+        if out.step is None and (flushed or self._owes_step()):
+            out.step = bare_step(core)
+        if core.busy and not core.live and not core.in_flight:
+            self._become_idle(now_ns, out)
+
+    def _become_idle(self, now_ns: int, out: Outputs) -> None:
+        core = self._state
+        core.check_empty()
+        core.busy = False
+        numbers = {"live_units": sum(core.memory.live_units()) if core.memory else 0, "rows": core.rows.used_count}
+        out.decisions.append(Decided(now_ns, Verdict.IDLE, 0, "", numbers))
+
+    def _expire(self, now_ns: int, out: Outputs) -> None:
+        core = self._state
+        due = core.due_ns()
+        while due is not None and due <= now_ns:
+            request = core.requests[core.deadlines[0][1]]
+            late_ms = (now_ns - due) // 1_000_000
+            end(core, request, EndReason.DEADLINE, f"passed {late_ms} ms ago", now_ns, out)
+            due = core.due_ns()
+
+    def _count_stall(self, step: Step | None, now_ns: int, out: Outputs) -> None:
+        """Progress is scheduled tokens: work waits, nothing is in flight and no token was scheduled."""
+        core = self._state
+        if step is not None or not core.live or core.in_flight:
+            core.stalled_ticks = 0
+            return
+        core.stalled_ticks += 1
+        if core.stalled_ticks == core.config.stall_steps:
+            core.totals.stalls += 1
+            assert core.memory is not None, "only an epoch stalls"
+            numbers = {
+                "live": core.live,
+                "waiting": len(core.queue),
+                "live_units": sum(core.memory.live_units()),
+                "capacity_pages": core.memory.capacity_pages,
+                "ticks": core.stalled_ticks,
+            }
+            out.decisions.append(Decided(now_ns, Verdict.STALLED, 0, "livelock", numbers))
+
+    def _in_flight_max(self) -> int:
+        return 2 if self._state.config.overlap else 1
+
+    def _bare_allowed(self) -> bool:
+        core = self._state
+        return len(core.flights) - core.in_flight < BARE_STEPS_MAX
+
+    def _owes_step(self) -> bool:
+        """With nothing in flight the ranks must still hear of frees and of the newest result."""
+        core = self._state
+        assert core.memory is not None, "only an epoch has steps"
+        return not core.in_flight and (core.memory.has_ops or core.told_through != core.processed_through)
+
+    def _wants_tick(self) -> bool:
+        core = self._state
+        if core.memory is None:
+            return False
+        if core.flush_moves and self._bare_allowed():
+            return True
+        if core.in_flight >= self._in_flight_max():
+            return False
+        if not core.live:
+            return not core.in_flight and (core.busy or self._owes_step())
+        if core.blocked:
+            return not core.in_flight and (self._owes_step() or core.stalled_ticks < core.config.stall_steps)
+        return bool(len(core.queue) or core.resident is not None or len(core.rows.decode_batch()))
+
+    def _due_ns(self, now_ns: int) -> int | None:
+        core = self._state
+        due = core.due_ns() if core.deadlines else None
+        if core.stalled_ticks >= core.config.stall_steps:
+            retry = now_ns + STALL_RETRY_NS
+            return retry if due is None else min(due, retry)
+        return due
+
+
+def _impossible(item: Any, out: Outputs) -> None:
+    """No transfer and no fixed extent exists yet, so no report about one can be true."""
+    raise InvariantBroken("core.impossible_input", f"{type(item).__name__}: no transfer was ever submitted")

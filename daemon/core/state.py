@@ -1,0 +1,200 @@
+"""State: everything the core knows, in one place, and the steps that wait for their report.
+
+Owns the containers and their cheap bookkeeping; policies in the neighbouring modules read and change it. Must never
+hold anything that is not derived from the inputs. Invariants: `counts` agrees with the state of every live request;
+received = refused + accepted and accepted = finished + aborted + failed + live, always.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from allocator.columns import Int32s, Int64s
+from allocator.errors import InvariantBroken
+from daemon.core.limits import CoreConfig
+from daemon.core.memory import Memory
+from daemon.core.order import WaitingQueue
+from daemon.core.requests import HOLDING, QUEUED, Event, Group, Request, State, step_life
+from daemon.core.rows import Rows, RowTable
+from ipc.messages import ModelFacts
+
+ENDED_GROUPS_MAX = 16384  # ended ids kept for a front end that does not acknowledge them
+SHARE_START_PPM = 500_000  # expected share of the output that running requests may still ask for
+NOBODY = np.zeros(0, np.intp)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters of one life. `received` to `failed` count choices; tokens are counted when scheduled or committed."""
+
+    received: int = 0
+    refused: int = 0
+    accepted: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    repeated: int = 0
+    abandoned: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    surplus_tokens: int = 0
+    retractions: int = 0
+    retracted_tokens: int = 0
+    parks: int = 0
+    stalls: int = 0
+    steps: int = 0
+    forwards: int = 0
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was sent and not reported. All columns list its sampled rows, in the order of the forward.
+
+    `final` are positions in those columns whose token is the last one by length; `scored` are rows and generations that
+    end with this step without sampling. `releases` is the row table's count at launch: equal later means that nothing
+    is stale.
+    """
+
+    seq: int
+    forward: bool
+    releases: int
+    rows: Rows = field(default_factory=lambda: NOBODY)
+    generations: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
+    frontends: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
+    requests: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    rows_column: bytes = b""
+    generations_column: bytes = b""
+    final: Rows = field(default_factory=lambda: NOBODY)
+    scored: tuple[tuple[int, int], ...] = ()
+
+
+class CoreState:
+    """The containers; see the module. `memory` and `facts` are None until the first epoch began."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self.config = config
+        self.running_max = min(config.max_running_requests, config.max_batched_tokens)
+        if self.running_max < 1 or config.chunked_prefill_size < 1 or config.page_size < 1:
+            raise ValueError("max_running_requests, max_batched_tokens, chunked_prefill_size and page_size start at 1")
+        self.frontends: list[str] = []
+        self.frontend_index: dict[str, int] = {}
+        self.groups: dict[tuple[int, str], Group] = {}
+        self.ended_groups: dict[tuple[int, str], Group] = {}
+        self.requests: dict[int, Request] = {}
+        self.next_request = 1
+        self.queue = WaitingQueue(config.schedule_policy)
+        self.counts: dict[State, int] = dict.fromkeys(State, 0)
+        self.totals = Totals()
+        self.deadlines: list[tuple[int, int]] = []
+        self.facts: ModelFacts | None = None
+        self.stop_uses = np.zeros(0, np.int32)  # per token id: live groups that stop at it
+        self.draining = False
+        self.degraded = ""
+        self.reset_epoch()
+
+    def reset_epoch(self) -> None:
+        """Forget the device: rows, memory, steps in flight. Live requests must have ended."""
+        self.epoch = 0
+        self.seq = 0
+        self.reported_seq = 0
+        self.processed_through = 0
+        self.told_through = 0  # processed_through as the newest step carried it
+        self.flights: deque[Flight] = deque()
+        self.in_flight = 0
+        self.memory: Memory | None = None
+        self.rows = RowTable(self.running_max, self.config.page_size)
+        self.resident: Request | None = None
+        self.parked_rows: list[Request] = []
+        self.ceiling_pages = 0  # sum of `ceiling_pages` over requests that have a row
+        self.share_ppm = 1_000_000 if self.config.reserve == "full" else SHARE_START_PPM
+        self.throttled_steps = 0
+        self.flush_moves = 0
+        self.busy = False  # something happened since the last idle step
+        self.blocked = False  # the last tick could schedule nothing and nothing has changed since
+        self.stalled_ticks = 0
+        self.admitted_ns = 0
+        self.admit_interval_ns = 0
+
+    @property
+    def live(self) -> int:
+        """Accepted choices that have not ended."""
+        return len(self.requests)
+
+    @property
+    def waiting(self) -> int:
+        """Live choices that hold nothing."""
+        return sum(self.counts[state] for state in sorted(QUEUED))
+
+    @property
+    def holding(self) -> int:
+        """Live choices that have a row."""
+        return sum(self.counts[state] for state in sorted(HOLDING))
+
+    def intern(self, frontend: str) -> int:
+        """The front end's index, the same for all of this life."""
+        index = self.frontend_index.get(frontend)
+        if index is None:
+            index = len(self.frontends)
+            self.frontend_index[frontend] = index
+            self.frontends.append(frontend)
+        return index
+
+    def group_of(self, frontend: str, id: str) -> Group | None:
+        """The known group of this front end and id, live or ended."""
+        index = self.frontend_index.get(frontend)
+        return None if index is None else self.groups.get((index, id))
+
+    def move(self, request: Request, event: Event) -> None:
+        """The only place where a request changes its state."""
+        after = step_life(request.state, event)
+        self.counts[request.state] -= 1
+        self.counts[after] += 1
+        request.state = after
+
+    def enter(self, request: Request) -> None:
+        """A choice was accepted: it is live and waits."""
+        self.requests[request.number] = request
+        self.counts[request.state] += 1
+        self.queue.add(request)
+        if request.deadline_ns:
+            heapq.heappush(self.deadlines, (request.deadline_ns, request.number))
+
+    def release_row(self, request: Request) -> int:
+        """Take back everything a request holds, at once; returns its pages' number."""
+        assert self.memory is not None, "only an epoch has rows"
+        pages = self.rows.release(request)
+        self.memory.give_back(pages)
+        self.ceiling_pages -= request.ceiling_pages
+        if self.resident is request:
+            self.resident = None
+        if request in self.parked_rows:
+            self.parked_rows.remove(request)
+        request.sequence = None
+        request.target_tokens = request.scheduled_tokens = 0
+        return len(pages)
+
+    def due_ns(self) -> int | None:
+        """The next deadline of a live request, or None."""
+        while self.deadlines and self.deadlines[0][1] not in self.requests:
+            heapq.heappop(self.deadlines)
+        return self.deadlines[0][0] if self.deadlines else None
+
+    def check_empty(self) -> None:
+        """After the last request ended nothing may be held; raises InvariantBroken with what is left."""
+        left = {
+            "rows": self.rows.used_count,
+            "decoding": int(np.count_nonzero(self.rows.decoding)),
+            "queued": len(self.queue),
+            "counted": self.waiting + self.holding,
+            "promised_pages": self.ceiling_pages,
+            "resident": int(self.resident is not None),
+            "stop_ids": int(np.count_nonzero(self.stop_uses)),
+            "units": sum(self.memory.live_units()) if self.memory is not None else 0,
+        }
+        leaked = {name: count for name, count in left.items() if count}
+        if leaked:
+            raise InvariantBroken("core.leak_at_idle", f"nothing is live and still held: {leaked}")
