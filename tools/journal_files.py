@@ -1,0 +1,64 @@
+"""Journal files: how the commands find a journal, and how far through it they are.
+
+Owns the reading of DIR arguments and the progress bar. Must never write into a journal's directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from journal.reader import Record
+from journal.segment import segment_names
+from journal.storage import DiskStorage
+
+REDRAW_RECORDS = 2048
+
+
+class NoJournal(Exception):
+    """The directory holds no journal."""
+
+
+def open_directory(path: str) -> DiskStorage:
+    """The journal in a directory, or in the `journal/` of a run directory; raises NoJournal."""
+    for directory in (Path(path), Path(path) / "journal"):
+        storage = DiskStorage(directory)
+        if segment_names(storage.names()):
+            return storage
+    raise NoJournal(f"{path}: no journal segments (NNNNNNNNNN.kvj) here or in its journal/ directory")
+
+
+class ReadingProgress:
+    """A bar over the bytes of a journal's files, on stderr, drawn only on a terminal."""
+
+    def __init__(self, storage: DiskStorage, what: str) -> None:
+        self._sizes = {
+            name: (storage.directory / name).stat().st_size for name in segment_names(storage.names()).values()
+        }
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task(what, total=sum(self._sizes.values()))
+        self._file = ""
+        self._before = 0
+        self._records = 0
+
+    def __enter__(self) -> Callable[[Record], None]:
+        self._progress.start()
+        return self._seen
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _seen(self, record: Record) -> None:
+        """A record was read; a compressed file counts as read when its first record is."""
+        if record.file != self._file:
+            self._before += self._sizes.get(self._file, 0)
+            self._file = record.file
+        self._records += 1
+        if self._records % REDRAW_RECORDS == 0:
+            done = self._before + min(record.offset, self._sizes.get(record.file, 0))
+            self._progress.update(self._task, completed=done, description=f"sequence {record.sequence}")

@@ -1,0 +1,225 @@
+"""replay: runs a journal again through a fresh core and fresh chains.
+
+    bandmaster replay check DIR [--json]             every decision, step and digest must come out as recorded
+    bandmaster replay until SEQUENCE DIR [--json]    stop behind that record and show the state
+
+Owns the wiring of the core and the chains into `journal.replay`. Must never write into the journal's directory. Exit
+code 0: reproduced; 1: it diverged, the first difference is printed with both sides; 2: usage; 4: a damaged journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from allocator.geometry import Geometry
+from allocator.logical.mirror import LogicalMirror
+from allocator.physical.chain import PhysicalChain
+from daemon.core.limits import CoreConfig
+from daemon.core.scheduler import SchedulerCore
+from daemon.rank.rows import RowTable
+from ipc.digests import SAMPLED_START, sampled_digest
+from ipc.messages import ModelFacts, Step
+from journal.errors import JournalError
+from journal.reader import read_records
+from journal.replay import Divergence, Factories, Replay, Verdict, check
+from tools.journal_files import NoJournal, ReadingProgress, open_directory
+
+REPRODUCED = 0
+DIVERGED = 1
+USAGE = 2
+DAMAGED = 4
+
+COUNT_NAMES = ("live", "hole", "pending", "beyond")
+
+
+class StageReplica:
+    """A stage's physical chain, driven in the order in which a rank drives it, without an arena behind it."""
+
+    def __init__(self, geometry: Geometry, stage: int, config: CoreConfig, facts: ModelFacts) -> None:
+        tokens = config.max_model_len or facts.max_model_len
+        pages = -(-tokens // geometry.page_size) + 2  # a page for the surplus token, as the ranks have
+        self._chain = PhysicalChain(geometry, stage)
+        self._rows = RowTable(config.max_running_requests, pages)
+        self._page_size = geometry.page_size
+        self._bands = geometry.stages[stage].bands
+
+    def apply_step(self, step: Step) -> bytes:
+        """Apply a whole step; the chained layout digest."""
+        self._chain.begin_step(step.seq, step.processed_through, step.released, [])
+        self._chain.apply(step.ops)
+        layout = self._chain.end_step()
+        if step.forward is not None:
+            self._rows.apply(step.forward)
+            written = self._rows.written_pages(step.forward, self._page_size)
+            self._chain.launched(step.seq, {len(self._bands) - 1: written})
+        return layout
+
+    def counts(self) -> list[dict[str, Any]]:
+        """Per band: name, and units live, hole, pending and beyond."""
+        numbers = [int(count) for count in self._chain.band_counts()]
+        width = len(COUNT_NAMES)
+        return [
+            {"band": band.name, **dict(zip(COUNT_NAMES, numbers[at * width : (at + 1) * width], strict=True))}
+            for at, band in enumerate(self._bands)
+        ]
+
+
+def factories() -> Factories:
+    """The real core and chains."""
+    return Factories(
+        core=SchedulerCore,
+        mirror=LogicalMirror,
+        stage=StageReplica,
+        sampled=sampled_digest,
+        sampled_start=SAMPLED_START,
+    )
+
+
+def replay_directory(directory: str, until: int | None = None) -> Verdict:
+    """Replay the journal in a directory; raises NoJournal and JournalError."""
+    storage = open_directory(directory)
+    with ReadingProgress(storage, "replaying") as seen:
+        return check(read_records(storage), factories(), until, seen)
+
+
+def state_of(replay: Replay) -> dict[str, Any]:
+    """The state behind the last record: sequence, epoch, step, the core's view, and per stage the bands' units."""
+    stages = [] if replay.epoch is None else [stage.counts() for stage in replay.epoch.stages]
+    return {
+        "sequence": replay.counts.last_sequence,
+        "life": replay.counts.lives,
+        "epoch": replay.epoch.number if replay.epoch is not None else 0,
+        "step": replay.epoch.seq if replay.epoch is not None else 0,
+        "core": replay.core.view() if replay.core is not None else {},
+        "stages": stages,
+    }
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def show_divergence(console: Console, found: Divergence, replay: Replay) -> None:
+    """The first difference: where, what, both sides."""
+    where = [f"sequence {found.sequence}", f"{found.file} at byte {found.offset}"]
+    where += [f"epoch {found.epoch}, step {found.step}"] if found.step else []
+    where += [f"op {found.op}"] if found.op >= 0 else []
+    request = found.request or _request_on_row(replay, found.row)
+    where += [f"request {request}"] if request else []
+    console.print(f"[bold red]DIVERGED[/] {found.what}", soft_wrap=True, highlight=False)
+    for title, text in (("at", ", ".join(where)), ("first difference", found.path)):
+        if text:
+            console.print(f"  {title}: {text}", soft_wrap=True, highlight=False, markup=False)
+    for title, text in (("recorded", found.recorded), ("replayed", found.replayed)):
+        console.print(f"  {title}: {text}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _request_on_row(replay: Replay, row: int) -> int:
+    """The request that the replayed core has on a row, or 0."""
+    if row < 0 or replay.core is None:
+        return 0
+    on_row = [request["request"] for request in replay.core.view()["requests"] if request["row"] == row]
+    return int(on_row[0]) if on_row else 0
+
+
+def show_state(console: Console, state: dict[str, Any]) -> None:
+    """The state as aligned tables: the core's numbers, its requests, and the arena."""
+    console.print(
+        f"behind sequence {state['sequence']}: life {state['life']}, epoch {state['epoch']}, step {state['step']}"
+    )
+    core = dict(state["core"])
+    requests = core.pop("requests", [])
+    numbers = {**{name: value for name, value in core.items() if name != "gauges"}, **core.get("gauges", {})}
+    console.print(_table("core", [{"name": name, "value": value} for name, value in numbers.items()]))
+    if requests:
+        console.print(_table("requests", requests))
+    for place, bands in enumerate(state["stages"]):
+        console.print(_table(f"arena of stage {place}, units", bands))
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    """Rows of one shape as a table; numbers to the right."""
+    table = Table(title=title, title_justify="left")
+    for name, value in rows[0].items():
+        table.add_column(name, justify="right" if isinstance(value, int) else "left")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    return table
+
+
+def _summary(verdict: Verdict, elapsed_s: float) -> str:
+    counts = verdict.counts
+    lives = f"{counts.lives} {'life' if counts.lives == 1 else 'lives'}"
+    cut = f"; {counts.unfinished} outputs of a cut-off iteration were never written" if counts.unfinished else ""
+    rate = f"{counts.steps / elapsed_s * 60:,.0f} steps/min" if elapsed_s > 0 else ""
+    return (
+        f"reproduced: {counts.records:,} records of {lives}, {counts.inputs:,} inputs, {counts.steps:,} steps, "
+        f"{counts.decisions:,} decisions, {counts.digests:,} rank digests, up to sequence "
+        f"{counts.last_sequence:,}{cut} ({elapsed_s:.1f} s, {rate})"
+    )
+
+
+def as_json(verdict: Verdict, until: int | None) -> dict[str, Any]:
+    """The verdict as plain values; with `until` the state too."""
+    found = verdict.divergence
+    result: dict[str, Any] = {
+        "reproduced": found is None,
+        **asdict(verdict.counts),
+        "notes": verdict.notes,
+        "divergence": asdict(found) if found is not None else None,
+    }
+    if until is not None:
+        result["state"] = state_of(verdict.replay)
+    return result
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bandmaster replay", description="Run a journal again and compare.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="check|until")
+    checking = commands.add_parser("check", help="every decision, step and digest must come out as recorded")
+    until = commands.add_parser("until", help="stop behind a record and show the state")
+    until.add_argument("sequence", type=int, metavar="SEQUENCE", help="the last record to replay")
+    for command in (checking, until):
+        command.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`bandmaster replay`."""
+    options = _parser().parse_args(argv)
+    until = options.sequence if options.command == "until" else None
+    started = time.perf_counter()
+    try:
+        verdict = replay_directory(options.directory, until)
+    except NoJournal as error:
+        print(f"bandmaster replay: {error}", file=sys.stderr)
+        return USAGE
+    except (JournalError, msgspec.ValidationError, OSError) as error:
+        print(f"bandmaster replay: {error}", file=sys.stderr)
+        return DAMAGED
+    if options.json:
+        print(json.dumps(as_json(verdict, until)))
+        return REPRODUCED if verdict.divergence is None else DIVERGED
+    console = Console()
+    for note in verdict.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    if verdict.divergence is not None:
+        show_divergence(console, verdict.divergence, verdict.replay)
+        return DIVERGED
+    if until is not None:
+        show_state(console, state_of(verdict.replay))
+    console.print(_summary(verdict, time.perf_counter() - started), soft_wrap=True, highlight=False)
+    return REPRODUCED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

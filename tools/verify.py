@@ -1,0 +1,103 @@
+"""verify: checks a journal's checksums, links and segment digests, and changes nothing.
+
+    bandmaster verify DIR [--json]
+
+Reads every segment and lists everything of the recovery table that it meets, with what is sound on both sides. Exit
+code 0: sound (a torn tail, which opening cuts, included); 1: damage that opening refuses; 2: no journal there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from journal.errors import JournalError
+from journal.reader import Walk
+from journal.records import Kind
+from journal.recovery import Decision
+from tools.journal_files import NoJournal, ReadingProgress, open_directory
+
+SOUND = 0
+DAMAGED = 1
+USAGE = 2
+
+
+def verify(directory: str) -> dict[str, Any]:
+    """The findings as plain values: `sound`, `records`, `kinds`, `first_sequence`, `last_sequence`, `findings`."""
+    storage = open_directory(directory)
+    walk = Walk(storage, tolerant=True)
+    kinds: Counter[str] = Counter()
+    first = 0
+    with ReadingProgress(storage, "verifying") as seen:
+        for record in walk.records():
+            first = first or record.sequence
+            kinds[Kind(record.kind).name.lower()] += 1
+            seen(record)
+    findings = [
+        {
+            "rule": found.row.label,
+            "decision": found.row.decision.value,
+            "file": found.file,
+            "offset": found.offset,
+            "sequence": found.sequence,
+            "text": found.row.text,
+            "what": found.what,
+        }
+        for found in walk.findings
+    ]
+    return {
+        "directory": str(storage.directory),
+        "sound": all(found.row.decision is not Decision.REFUSE for found in walk.findings),
+        "records": sum(kinds.values()),
+        "kinds": dict(sorted(kinds.items())),
+        "first_sequence": first,
+        "last_sequence": walk.at.sequence,
+        "synced_through": walk.at.synced_through,
+        "closed": walk.at.closed,
+        "findings": findings,
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    console = Console()
+    if result["findings"]:
+        table = Table("decision", "rule", "file", "offset", "sequence", "what")
+        for found in result["findings"]:
+            what = f"{found['text']} ({found['what']})"
+            columns = (found["decision"], found["rule"], found["file"], str(found["offset"]), str(found["sequence"]))
+            table.add_row(*columns, what)
+        console.print(table)
+    ended = "closed in order" if result["closed"] else "not closed: still written, or cut off"
+    console.print(
+        f"{'sound' if result['sound'] else 'DAMAGED'}: {result['records']} records, sequence "
+        f"{result['first_sequence']} to {result['last_sequence']}, {ended}; {result['directory']}",
+        soft_wrap=True,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`bandmaster verify`."""
+    parser = argparse.ArgumentParser(prog="bandmaster verify", description="Check a journal's checksums and links.")
+    parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_args(argv)
+    try:
+        result = verify(options.directory)
+    except (NoJournal, JournalError, OSError) as error:
+        print(f"bandmaster verify: {error}", file=sys.stderr)
+        return USAGE
+    if options.json:
+        print(json.dumps(result))
+    else:
+        _show(result)
+    return SOUND if result["sound"] else DAMAGED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
