@@ -108,11 +108,7 @@ def _fits(core: CoreState, request: Request, budget: PrefillBudget, plan: StepPl
     memory = core.memory
     assert memory is not None, "only an epoch admits"
     if request.retractions >= core.config.retracts_max:
-        protected = request.ceiling_pages + sum(
-            owner.ceiling_pages
-            for owner in core.rows.owners
-            if owner is not None and owner.retractions >= core.config.retracts_max
-        )
+        protected = _protected_pages(core, plan) + request.ceiling_pages
         if protected > memory.capacity_pages:
             numbers = {"protected_pages": protected, "capacity_pages": memory.capacity_pages}
             _waits(request, "protected", numbers, now_ns, out)
@@ -129,6 +125,13 @@ def _fits(core: CoreState, request: Request, budget: PrefillBudget, plan: StepPl
     detail = f"nothing holds memory and still: {refusal.text()}"
     end(core, request, EndReason.UNSCHEDULABLE, detail, now_ns, out)
     return True
+
+
+def _protected_pages(core: CoreState, plan: StepPlan) -> int:
+    """Pages at their longest of all protected requests that have a row or get one in this step."""
+    starting = [chunk.request for chunk in plan.chunks if chunk.request.row < 0]
+    holders = [owner for owner in core.rows.owners if owner is not None]
+    return sum(one.ceiling_pages for one in holders + starting if one.retractions >= core.config.retracts_max)
 
 
 def _plan_new(

@@ -26,7 +26,7 @@ class Memory:
             raise InvariantBroken("core.priced_bands", f"the core prices one full-attention band, not {kinds}")
         self.page_size = geometry.page_size
         self.chain = LogicalChain(geometry)
-        self.capacity_pages = self.chain.max_extra()
+        self.capacity_pages = self.chain.most_ever()
         self._ops: list[Op] = []
         self._returned: list[Int32s] = []
 

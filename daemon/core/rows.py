@@ -136,12 +136,14 @@ class RowTable:
 
     def batch_of(self, rows: Rows) -> Batch:
         """A batch over chosen rows, for a step that leaves some out."""
-        generations = self.generation[rows]
+        generations, frontends, requests = self.generation[rows], self.frontend[rows], self.request[rows]
+        for column in (rows, generations, frontends, requests):
+            column.setflags(write=False)  # steps in flight and outputs share them
         return Batch(
             rows=rows,
             generations=generations,
-            frontends=self.frontend[rows],
-            requests=self.request[rows],
+            frontends=frontends,
+            requests=requests,
             rows_column=rows.astype(np.int32).tobytes(),
             generations_column=generations.tobytes(),
             counts_column=np.ones(len(rows), np.int32).tobytes(),

@@ -74,6 +74,10 @@ class SchedulerCore:
         out.due_ns = self._due_ns(item.now_ns)
         return out
 
+    def known(self, frontend: str, id: str) -> bool:
+        """Whether a request of this id is live, or ended and not acknowledged."""
+        return self._state.group_of(frontend, id) is not None
+
     def gauges(self) -> dict[str, int]:
         """Counters and gauges by name."""
         return gauges.gauges(self._state)
@@ -119,10 +123,16 @@ class SchedulerCore:
             forget(self._state, group)
 
     def _resumed(self, item: inputs.Resumed, out: Outputs) -> None:
-        """A choice that a front end still holds tokens of: its present end is told again; a live one goes on."""
+        """Tell an ended choice's end again; a live one goes on, unless the client holds tokens that are not ours."""
         group = self._state.group_of(item.frontend, item.id)
-        if group is not None and item.choice in group.ended:
+        if group is None or not 0 <= item.choice < group.accepted.n:
+            return
+        request = self._state.requests.get(group.accepted.first_request + item.choice)
+        if request is None:
             out.replies.append(Reply(group.frontend, group.ended[item.choice]))
+        elif item.tokens:
+            detail = f"the client holds {len(item.tokens) // 8} tokens that the daemon does not know"
+            end(self._state, request, EndReason.FAULT, detail, item.now_ns, out)
 
     # --- the daemon's own orders ----------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Tests of the scheduler core: a simulated world around it, and each rule on its own."""

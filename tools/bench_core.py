@@ -1,0 +1,158 @@
+"""`bandmaster bench core`: what one scheduler iteration costs without a model.
+
+Owns the measurement of core, logical chain, step construction, encoding and journal (to a real file) on steady decode
+with overlap. Must never measure anything else in between: reports are prepared before the clock starts. One iteration
+is `feed(Reported)` + `feed(Ticked)`; the journal's part is append of inputs, decisions and step plus the one flush.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from allocator.columns import i32, pack_i64
+from allocator.geometry import BandGeometry, Geometry, StageGeometry
+from daemon.core.inputs import Arrived, EpochBegan, Reported, Ticked
+from daemon.core.limits import CoreConfig
+from daemon.core.scheduler import SchedulerCore
+from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
+from journal.opening import open_journal
+from journal.records import DECISION_VERSION, SCHEMA_VERSION, Kind, Opened
+from journal.storage import DiskStorage
+from journal.writer import JournalSettings, JournalWriter
+
+PAGE_SIZE = 16
+VOCAB = 49_152
+PROMPT_TOKENS = 128
+UNIT_BYTES = 4096
+STEP_NS = 10_000_000
+
+
+class BenchWorld:
+    """A core full of decoding requests, fed as an engine feeds it; `running` requests, `steps` output tokens each."""
+
+    def __init__(self, running: int, steps: int, journal: JournalWriter) -> None:
+        output = steps + 64
+        pages = running * (-(-(PROMPT_TOKENS + PAGE_SIZE + output) // PAGE_SIZE) + 1)
+        band = BandGeometry("full", "full", UNIT_BYTES)
+        geometry = Geometry(PAGE_SIZE, pages, 0, [StageGeometry(UNIT_BYTES * (pages + 1), UNIT_BYTES, [band])])
+        config = CoreConfig(
+            page_size=PAGE_SIZE,
+            max_running_requests=running,
+            max_queued_requests=running,
+            max_batched_tokens=max(8192, 2 * running),
+            chunked_prefill_size=8192,
+            reserve="full",
+        )
+        self.core, self.journal = SchedulerCore(config), journal
+        self.now_ns = 0
+        self.in_flight: list[Step] = []
+        self.encoder = msgspec.msgpack.Encoder()
+        self.random = np.random.default_rng(running)
+        journal.append(Opened(0, "bench", SCHEMA_VERSION, DECISION_VERSION, config, {}, {}))
+        self.core.feed(
+            EpochBegan(0, 1, geometry, ModelFacts("bench", "bench", VOCAB, PROMPT_TOKENS + PAGE_SIZE + output, "none"))
+        )
+        for k in range(running):
+            prompt = pack_i64(self.random.integers(0, VOCAB, PROMPT_TOKENS + k % PAGE_SIZE))
+            self.core.feed(Arrived(0, "bench", Generate(f"r{k}", prompt, Sampling(), max_tokens=output), k))
+        while self.core.gauges()["running"] < running or len(self.in_flight) < 2:
+            self.tick()
+            if len(self.in_flight) == 2 and self.core.gauges()["running"] < running:
+                self.core.feed(self.next_report())
+
+    def tick(self) -> None:
+        """One iteration outside the measurement."""
+        step = self.core.feed(Ticked(self.now_ns)).step
+        if step is not None:
+            self.in_flight.append(step)
+
+    def next_report(self) -> Reported:
+        """The report of the oldest step in flight, with random tokens."""
+        step = self.in_flight.pop(0)
+        self.now_ns += STEP_NS
+        forward = step.forward
+        assert forward is not None, "every step here has a forward"
+        sampled = (np.frombuffer(forward.flags, np.uint8) & SAMPLE) != 0
+        rows, generations = i32(forward.rows)[sampled], i32(forward.generations)[sampled]
+        tokens = pack_i64(self.random.integers(0, VOCAB, len(rows)))
+        return Reported(self.now_ns, step.epoch, step.seq, rows.tobytes(), generations.tobytes(), tokens)
+
+    def measure(self) -> tuple[int, int]:
+        """One iteration: nanoseconds of core with encoding, and of the journal."""
+        report, ticked = self.next_report(), Ticked(self.now_ns)
+        begin = time.perf_counter_ns()
+        first = self.core.feed(report)
+        second = self.core.feed(ticked)
+        assert second.step is not None, "a steady decode launches a step in every iteration"
+        payload = self.encoder.encode(second.step)
+        fed = time.perf_counter_ns()
+        journal = self.journal
+        journal.append(report)
+        journal.append(ticked)
+        for decision in first.decisions + second.decisions:
+            journal.append(decision)
+        journal.append_encoded(Kind.STEPPED, payload)
+        journal.flush()
+        end = time.perf_counter_ns()
+        self.in_flight.append(second.step)
+        return fed - begin, end - fed
+
+
+def measure(running: int, steps: int, directory: Path) -> dict[str, Any]:
+    """The row of one concurrency: milliseconds of core per iteration, microseconds of journal."""
+    journal, _ = open_journal(DiskStorage(directory), JournalSettings(policy="os"), bytes(16))
+    world = BenchWorld(running, steps, journal)
+    for _ in range(16):
+        world.measure()
+    gc.collect()
+    gc.freeze()
+    core_ns, journal_ns = zip(*(world.measure() for _ in range(steps)), strict=True)
+    gc.unfreeze()
+    journal.close()
+    return {
+        "running": running,
+        "steps": steps,
+        "step_ms_p50": round(float(np.percentile(core_ns, 50)) / 1e6, 4),
+        "step_ms_p99": round(float(np.percentile(core_ns, 99)) / 1e6, 4),
+        "journal_us_p50": round(float(np.percentile(journal_ns, 50)) / 1e3, 2),
+        "journal_us_p99": round(float(np.percentile(journal_ns, 99)) / 1e3, 2),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print a table, or with `--json` one object with a list `rows`."""
+    parser = argparse.ArgumentParser(prog="bandmaster bench core", description=__doc__.split("\n")[0])
+    parser.add_argument("--running", default="1,64,256,1024", help="running requests, comma-separated")
+    parser.add_argument("--steps", type=int, default=1000, help="measured iterations each")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(argv)
+    rows = []
+    for running in (int(part) for part in options.running.split(",")):
+        with tempfile.TemporaryDirectory(prefix="bandmaster-bench-") as directory:
+            rows.append(measure(running, options.steps, Path(directory)))
+    if options.json:
+        print(json.dumps({"rows": rows}))
+        return 0
+    table = Table(title="core + logical chain + step + encoding, and journal to a file, per iteration of steady decode")
+    for name in rows[0]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
