@@ -150,7 +150,7 @@ class Settings:
         "seconds",
         30.0,
         "how long SIGTERM lets running requests go on",
-        SERVER,
+        ALL,
         low=0.1,
         high=86_400,
         zero="end them at once",
