@@ -21,7 +21,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 UNFINISHED := $(VENV)/.unfinished
 LOCKS := requirements-torch.lock requirements.lock requirements-model.lock
-PIP := $(PY) -m pip --disable-pip-version-check --no-input install --quiet --progress-bar off
+PIP := $(PY) -m pip --disable-pip-version-check --no-input install --quiet --quiet --progress-bar off
 
 .PHONY: help setup serve test check lint format clean distclean
 

@@ -1,0 +1,1 @@
+"""The commands of `bandmaster`, one module each. Nothing in the product imports them."""

@@ -1,0 +1,1 @@
+"""Tests of the whole product as its users meet it: real processes, real sockets, real signals."""
