@@ -1,0 +1,1 @@
+"""The journal: the daemon's write-ahead log and flight recorder, its recovery and its replay."""

@@ -1,0 +1,234 @@
+"""The recovery table: one journal on disk per row, made so that exactly that row is met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import msgspec
+import pytest
+
+from journal import frame, records, segment
+from journal.errors import JournalDamaged
+from journal.reader import Walk, read_records
+from journal.records import Kind
+from journal.recovery import DAMAGE, TABLE, Case, Condition, Decision, judge
+from journal.segment import encode_header, segment_name
+from journal.writer import JournalSettings
+from tests.journal.helpers import ID, begin, closed, opened, start, tick
+from tests.journal.modeled_disk import Inode, ModeledDisk
+
+Files = dict[str, bytes]
+ONE, TWO, THREE = segment_name(1), segment_name(2), segment_name(3)
+
+
+def files_of(disk: ModeledDisk) -> Files:
+    return {name: bytes(inode.data) for name, inode in disk.files.items()}
+
+
+def single(synced: bool = False) -> Files:
+    """One segment with records 1 to 6; synced through 4 or not at all behind 1."""
+    disk = ModeledDisk()
+    writer = start(disk)
+    tick(writer, 3)
+    if synced:
+        writer.sync()
+    tick(writer, 2)
+    return files_of(disk)
+
+
+def several() -> Files:
+    """Three segments, the last of them with records."""
+    disk = ModeledDisk()
+    writer = start(disk, JournalSettings(segment_bytes=450))
+    for _ in range(2):
+        tick(writer, 8)
+        writer.sync()
+    tick(writer, 3)
+    assert sorted(disk.files) == [ONE, TWO, THREE]
+    return files_of(disk)
+
+
+def offsets(data: bytes) -> list[int]:
+    """Offsets of the frames of a segment, its header first."""
+    return [found.offset for found in segment.frames(data, 0)]
+
+
+def reframed(data: bytes, place: int, **changes: int) -> bytes:
+    """The segment with one frame made anew, sound by its CRC, with other fields."""
+    found = frame.decode(data, offsets(data)[place])
+    assert isinstance(found, frame.Frame)
+    found = found._replace(**changes)
+    fresh, _ = frame.encode(
+        found.sequence,
+        found.kind,
+        found.flags,
+        min(found.synced_through, found.sequence),
+        found.prev_crc,
+        found.payload,
+    )
+    return data[: found.offset] + fresh + data[found.end :]
+
+
+def with_last(files: Files, name: str, change: Callable[[bytes], bytes]) -> Files:
+    return {**files, name: change(files[name])}
+
+
+def with_unknown(flags: int) -> Files:
+    """Record 6 is of a kind from the future."""
+    return with_last(single(), ONE, lambda data: reframed(data, 6, kind=99, flags=flags))
+
+
+def with_header(files: Files, name: str, **changes: object) -> Files:
+    """The segment's header says something else, soundly."""
+    data = files[name]
+    old = frame.decode(data, 0)
+    assert isinstance(old, frame.Frame)
+    header = segment._decoder.decode(old.payload)
+    fields = {field: getattr(header, field) for field in header.__struct_fields__}
+    fresh = encode_header(segment.SegmentHeader(**{**fields, **changes}), old.prev_crc)  # type: ignore[arg-type]
+    return {**files, name: fresh + data[old.end :]}
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
+
+
+def closed_with_more() -> Files:
+    disk = ModeledDisk()
+    writer = start(disk)
+    writer.append(closed())
+    writer.flush()
+    tick(writer)
+    return files_of(disk)
+
+
+def superseded() -> Files:
+    """An fsync failed: the first segment's tail was written again in the second."""
+    disk = ModeledDisk()
+    writer = start(disk)
+    tick(writer, 2)
+    disk.fail_at = disk.operations + 1
+    writer.sync()
+    assert sorted(disk.files) == [ONE, TWO]
+    return files_of(disk)
+
+
+def foreign_segment() -> Files:
+    files = several()
+    return with_header(files, THREE, journal_id=bytes(16))
+
+
+CASES: dict[str, Callable[[], Files]] = {
+    "clean_end": single,
+    "superseded_tail": superseded,
+    "damaged_inside": lambda: with_last(several(), TWO, lambda data: flip(data, len(data) - 20)),
+    "short_header": lambda: with_last(single(), ONE, lambda data: data + bytes(5)),
+    "short_payload": lambda: with_last(single(), ONE, lambda data: data[:-8]),
+    "bad_tail": lambda: with_last(single(), ONE, lambda data: flip(data, len(data) - 20)),
+    "bad_inside": lambda: with_last(single(synced=True), ONE, lambda data: flip(data, offsets(data)[3] + 30)),
+    "lost_write": lambda: with_last(single(), ONE, lambda data: flip(data, offsets(data)[3] + 30)),
+    "link_mismatch": lambda: with_last(single(), ONE, lambda data: reframed(data, 6, prev_crc=1)),
+    "sequence_gap": lambda: with_last(single(), ONE, lambda data: reframed(data, 6, sequence=7)),
+    "after_footer": closed_with_more,
+    "unknown_skippable": lambda: with_unknown(frame.MAY_SKIP),
+    "unknown_needed": lambda: with_unknown(0),
+    "segment_missing": lambda: {name: data for name, data in several().items() if name != TWO},
+    "predecessor_mismatch": lambda: with_header(several(), TWO, previous_digest=bytes(16)),
+    "newer_format": lambda: with_header(several(), THREE, major=segment.FORMAT_MAJOR + 1),
+    "other_journal": foreign_segment,
+    "bad_archive": lambda: {(name + ".zst" if name == ONE else name): data for name, data in several().items()},
+}
+
+
+def test_every_row_has_a_case() -> None:
+    """The table and these cases name the same rows, each label once."""
+    assert sorted(row.label for row in TABLE) == sorted(CASES)
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_row(label: str) -> None:
+    """The row is met, alone; a strict walk does what it decides, and what is kept is a prefix."""
+    row = next(row for row in TABLE if row.label == label)
+    disk = ModeledDisk()
+    disk.files = {name: Inode(bytearray(data), data) for name, data in CASES[label]().items()}
+    before = files_of(disk)
+    walk = Walk(disk)
+    if row.decision is Decision.REFUSE:
+        with pytest.raises(JournalDamaged) as caught:
+            list(walk.records())
+        assert caught.value.rule == label
+        with pytest.raises(JournalDamaged):
+            begin(disk)
+        assert files_of(disk) == before, "a refusal changed a file"
+        return
+    found = [record.sequence for record in walk.records()]
+    labels = [finding.row.label for finding in walk.findings]
+    assert labels == [label, "clean_end"] if row.decision is Decision.SKIP else labels == [label]
+    assert found == list(range(1, len(found) + 1))
+    _, recovered = begin(disk, life="next")
+    assert recovered.last_sequence >= len(found)
+    assert bool(recovered.notes) == (row.decision is Decision.CUT_TORN or label == "unknown_skippable")
+
+
+def test_every_case_has_a_row() -> None:
+    """No combination of facts that can be met is without a verdict, and only the last segment is ever cut."""
+    for condition, last, behind, promised, skip in product(Condition, *[(False, True)] * 4):
+        if promised and not behind:
+            continue
+        case = Case(condition, last, behind, promised, skip)
+        row = judge(case)
+        if row.decision is Decision.CUT_TORN:
+            assert last
+            assert not promised
+            assert condition in DAMAGE
+
+
+def test_missing_first_segment() -> None:
+    """Without its first segment a journal cannot be replayed, and is refused."""
+    files = several()
+    del files[ONE]
+    disk = ModeledDisk()
+    disk.files = {name: Inode(bytearray(data), data) for name, data in files.items()}
+    with pytest.raises(JournalDamaged, match="segment_missing"):
+        list(read_records(disk))
+
+
+def test_torn_segment_header() -> None:
+    """A last segment whose header was torn holds no record: it is put aside, and the one before is the last."""
+    files = several()
+    for length in range(segment_header_bytes(files[THREE])):
+        disk = ModeledDisk()
+        disk.files = {name: Inode(bytearray(data), data) for name, data in files.items()}
+        del disk.files[THREE].data[length:]
+        _, recovered = begin(disk, life="next")
+        kept = len(list(Walk(disk).records()))
+        assert recovered.last_sequence == kept - 1
+        assert any(THREE in note and "segment header" in note for note in recovered.notes)
+
+
+def segment_header_bytes(data: bytes) -> int:
+    found = frame.decode(data, 0)
+    assert isinstance(found, frame.Frame)
+    return found.end
+
+
+def test_case_facts_decide() -> None:
+    """The same damage is cut or refused by one fact: whether records behind it prove that it was on disk."""
+    torn = Case(Condition.BAD_FRAME, last=True, sound_behind=True)
+    assert judge(torn).label == "lost_write"
+    assert judge(replace(torn, promised=True)).label == "bad_inside"
+    assert judge(replace(torn, last=False)).label == "damaged_inside"
+
+
+def test_payload_that_does_not_fit_its_type() -> None:
+    """A sound frame with a payload of another shape is an error of its reader, where it is decoded."""
+    data, _ = frame.encode(2, Kind.TICKED, 0, 1, 0, records.encode(opened()))
+    found = frame.decode(data, 0)
+    assert isinstance(found, frame.Frame)
+    with pytest.raises(msgspec.ValidationError, match="Opened"):
+        records.decode(Kind.TICKED, found.payload)
+
+
+assert len(ID) == segment.JOURNAL_ID_BYTES
