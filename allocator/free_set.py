@@ -48,6 +48,13 @@ class FreeSet:
         self.count -= k
         return ids
 
+    def peek_lowest(self, k: int) -> Int32s:
+        """The k lowest members, ascending (int32), which stay members."""
+        assert 0 < k <= self.count
+        if self._front.size < k:
+            self._refill(k - self._front.size)
+        return self._front[:k]
+
     def remove(self, ids: Int32s) -> None:
         """Removes members, named ascending, each once."""
         if ids.size == 0:

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from allocator.checks import Checks, some
-from allocator.columns import I32, Int32s, i32
+from allocator.columns import Int32s
 from allocator.digest import START, advance
 from allocator.geometry import Geometry
 from allocator.logical.virtual_ids import VirtualIds
-from allocator.ops import Flush, Op, Part, Take, canonical_bytes
+from allocator.ops import Flush, Op, Take, canonical_bytes
+from allocator.parts import op_columns
 
 OptionalIds = Int32s | None
 
@@ -75,7 +76,7 @@ class LogicalBands:
         if isinstance(op, Flush):
             assert op.moves_max >= 0
             return
-        columns = self._columns(op.parts)
+        columns = op_columns(op.parts, len(self.kinds), self._checks)
         if isinstance(op, Take):
             self._check_take(columns)
             for band, ids in columns:
@@ -132,22 +133,6 @@ class LogicalBands:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _columns(self, parts: list[Part]) -> list[tuple[int, Int32s]]:
-        """The parts as columns, after checking that they are in canonical form."""
-        columns: list[tuple[int, Int32s]] = []
-        before = -1
-        for part in parts:
-            if len(part.ids) % I32.itemsize:
-                self._checks.broken("op.canonical", f"band {part.band}: {len(part.ids)} bytes are no int32 column")
-            ids = i32(part.ids)
-            if not before < part.band < len(self.kinds) or ids.size == 0:
-                self._checks.broken("op.canonical", f"part of band {part.band} with {ids.size} ids after {before}")
-            if ids.size > 1 and not (ids[1:] > ids[:-1]).all():
-                self._checks.broken("op.canonical", f"band {self.names[part.band]}: ids {some(ids)} do not ascend")
-            before = part.band
-            columns.append((part.band, ids))
-        return columns
-
     def _check_take(self, columns: list[tuple[int, Int32s]]) -> None:
         minted = next((ids for band, ids in columns if band == self.owner), None)
         for band, ids in columns:
@@ -185,8 +170,3 @@ class LogicalBands:
             if kept.any():
                 detail = f"pages {some(ids[kept])} still hold units of band {self.names[band]}"
                 self._checks.broken("chain.window_segment_released", detail)
-
-
-def make_parts(columns: Sequence[tuple[int, Int32s]]) -> list[Part]:
-    """Op parts of non-empty int32 columns in chain order."""
-    return [Part(band, ids.tobytes()) for band, ids in columns]

@@ -22,8 +22,9 @@ from allocator.columns import Int32s
 from allocator.digest import advance
 from allocator.errors import CapacityRefused
 from allocator.geometry import Geometry
-from allocator.logical.bands import LogicalBands, OptionalIds, make_parts
+from allocator.logical.bands import LogicalBands, OptionalIds
 from allocator.ops import Free, Op, Take
+from allocator.parts import make_parts
 
 
 class Taken(NamedTuple):
