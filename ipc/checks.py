@@ -62,14 +62,14 @@ def _digest(field: str, value: bytes, may_be_empty: bool = False) -> None:
         _fail("digest", field, f"{len(value)} bytes where {DIGEST_BYTES} belong")
 
 
-def _sampling(field: str, value: m.Sampling) -> None:
+def _sampling(value: m.Sampling) -> None:
     for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-        _finite(f"{field}.{name}", getattr(value, name))
-    _range(f"{field}.top_k", value.top_k, -1, INT32_MAX)
-    _range(f"{field}.logprobs", value.logprobs, -1, LOGPROBS_MAX)
-    _range(f"{field}.prompt_logprobs", value.prompt_logprobs, -1, LOGPROBS_MAX)
+        _finite(name, getattr(value, name))
+    _range("top_k", value.top_k, -1, INT32_MAX)
+    _range("logprobs", value.logprobs, -1, LOGPROBS_MAX)
+    _range("prompt_logprobs", value.prompt_logprobs, -1, LOGPROBS_MAX)
     if value.seed is not None:
-        _range(f"{field}.seed", value.seed, -INT64_MAX - 1, INT64_MAX)
+        _range("seed", value.seed, -INT64_MAX - 1, INT64_MAX)
 
 
 def _logprobs(field: str, value: m.Logprobs) -> None:
@@ -95,7 +95,7 @@ def check_generate(msg: m.Generate, limits: Limits) -> None:
     _text("id", msg.id, limits.id_bytes_max, empty=False)
     try:
         _column("prompt", msg.prompt, 8, rows_max=limits.prompt_tokens_max)
-        _sampling("sampling", msg.sampling)
+        _sampling(msg.sampling)
         if msg.max_tokens is not None:
             _range("max_tokens", msg.max_tokens, 0, INT32_MAX)
         _range("min_tokens", msg.min_tokens, 0, INT32_MAX)
@@ -200,7 +200,7 @@ def _forward(forward: m.Forward) -> None:
     _column("forward.table_indexes", forward.table_indexes, 4, entries)
     _column("forward.table_pages", forward.table_pages, 4, entries)
     for entry in forward.sampling:
-        _sampling("forward.sampling", entry.sampling)
+        _sampling(entry.sampling)
         _column("forward.sampling.banned", entry.banned, 8)
         _column("forward.sampling.prompt_ids", entry.prompt_ids, 8)
         _column("forward.sampling.output_ids", entry.output_ids, 8)

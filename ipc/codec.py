@@ -22,7 +22,7 @@ _to_rank: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToRank)
 _from_rank: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromRank)
 
 DEFAULT_LIMITS = Limits()
-TRUSTED_LIMITS = Limits(message_bytes_max=1 << 30)  # between daemon and ranks: logits are not sent, prompts are
+TRUSTED_LIMITS = Limits(message_bytes_max=256 << 20)  # what the daemon, or a rank it started, sends
 
 
 def encode(message: FromFrontEnd | ToFrontEnd | ToRank | FromRank) -> bytes:

@@ -31,7 +31,7 @@ from ipc.keys import ClientKeys, ServerKeys
 
 T = TypeVar("T")
 ZAP_DOMAIN = b"bandmaster"
-FRAMES_MAX = 4  # frames kept of one message; a hostile peer may send any number
+FRAMES_MAX = 16  # frames kept of one message (ZAP has 9); a hostile peer may send any number
 
 
 @dataclass(frozen=True, slots=True)

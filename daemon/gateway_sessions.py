@@ -1,0 +1,100 @@
+"""Sessions: which front ends are connected, what they have running, and what waits to be read by them.
+
+Owns the two maps between front-end names and ZeroMQ identities. Must never remember a peer that did not introduce
+itself: memory grows with names that connected, at most `frontends_max`, whatever else knocks. Invariants: a name has
+at most one identity and an identity at most one name; a session without identity keeps its name until it returns or
+is given up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from ipc.handshake import Limits
+
+
+class Session:
+    """One front end by name, over its reconnects."""
+
+    __slots__ = ("connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes")
+
+    def __init__(self, name: str, now_s: float) -> None:
+        self.name = name
+        self.identity: bytes | None = None
+        self.heard_s = now_s
+        self.connects = 0
+        self.live: dict[str, int] = {}  # request id -> choices that have not ended (0: not yet answered)
+        self.outbox: deque[bytes] = deque()
+        self.outbox_bytes = 0
+
+    def queue(self, data: bytes) -> None:
+        """Add a message that ZeroMQ's own queue has no room for."""
+        self.outbox.append(data)
+        self.outbox_bytes += len(data)
+
+    def empty_outbox(self) -> int:
+        """Drop everything queued; how many messages."""
+        dropped = len(self.outbox)
+        self.outbox.clear()
+        self.outbox_bytes = 0
+        return dropped
+
+
+class Sessions:
+    """All front ends that are connected or not yet given up."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._by_name: dict[str, Session] = {}
+        self._by_identity: dict[bytes, Session] = {}
+
+    def __len__(self) -> int:
+        """Names known."""
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Sessions in the order of their first connect; a copy, so that sessions may go meanwhile."""
+        return iter(list(self._by_name.values()))
+
+    def by_identity(self, identity: bytes) -> Session | None:
+        """Who speaks on this connection, or None for a stranger."""
+        return self._by_identity.get(identity)
+
+    def by_name(self, name: str) -> Session | None:
+        """The session of this name, or None when it was given up."""
+        return self._by_name.get(name)
+
+    def connect(self, name: str, identity: bytes, now_s: float) -> tuple[Session | None, bytes | None]:
+        """Bind a name to an identity: the session, or None when there are too many; and the identity it replaced."""
+        session = self._by_name.get(name)
+        if session is None:
+            if len(self._by_name) >= self._limits.frontends_max:
+                return None, None
+            session = self._by_name[name] = Session(name, now_s)
+        other = self._by_identity.get(identity)
+        if other is not None and other is not session:
+            self.disconnect(other)  # one connection changed its name: the old name is without one
+        replaced = session.identity if session.identity != identity else None
+        self.disconnect(session)
+        session.identity = identity
+        session.heard_s = now_s
+        session.connects += 1
+        self._by_identity[identity] = session
+        return session, replaced
+
+    def disconnect(self, session: Session) -> int:
+        """The session's connection is gone or cut; its name stays. How many queued messages were dropped."""
+        if session.identity is not None:
+            del self._by_identity[session.identity]
+            session.identity = None
+        return session.empty_outbox()
+
+    def give_up(self, session: Session) -> None:
+        """Forget a front end."""
+        self.disconnect(session)
+        del self._by_name[session.name]
+
+    def silent(self, before_s: float) -> list[Session]:
+        """Sessions that said nothing since `before_s`."""
+        return [session for session in self._by_name.values() if session.heard_s < before_s]

@@ -1,0 +1,287 @@
+"""Streams: the two ends of the ordered message stream between the daemon and each of its ranks.
+
+Owns who a rank is (the token it joined with, the connection it joined on) and the order of what it says and hears.
+Must never repair an order: a hole in a rank's stream ends the epoch. Invariants, per epoch and rank:
+
+* steps go out with seq 1, 2, 3, ... and are accepted by the rank in that order only;
+* reports come back with seq 1, 2, 3, ...; a report of another epoch is dropped and counted, never returned;
+* a message counts for the (stage, rank) that joined on its connection, whatever numbers it carries.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+
+import trio
+import zmq
+
+from ipc import codec
+from ipc.errors import DecodeError, PeerGone, RankGone, RankStalled, StreamBroken, VersionMismatch
+from ipc.handshake import version_problem
+from ipc.keys import ClientKeys, ServerKeys
+from ipc.messages import (
+    Begin,
+    Fault,
+    FromRank,
+    Heartbeat,
+    Hello,
+    Join,
+    Ready,
+    Report,
+    Step,
+    Stop,
+    ToRank,
+)
+from ipc.sockets import Socket, SocketOptions, bind_router, connect_dealer
+
+RankId = tuple[int, int]  # (stage, tensor rank)
+
+RANK_SOCKET = SocketOptions(send_hwm=256, recv_hwm=256, max_message_bytes=codec.TRUSTED_LIMITS.message_bytes_max)
+
+
+class _Member:
+    """One joined rank: its connection, and the newest seq it reported in this epoch."""
+
+    __slots__ = ("identity", "rank", "reported")
+
+    def __init__(self, identity: bytes, rank: RankId) -> None:
+        self.identity = identity
+        self.rank = rank
+        self.reported = 0
+
+
+class RankServer:
+    """The daemon's end of all rank streams."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        token: str,
+        ranks: Iterable[RankId],
+        keys: ServerKeys | None = None,
+        insecure: bool = False,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self._socket = bind_router(endpoint, RANK_SOCKET, keys, insecure, context)
+        self._token = token
+        self._expected = frozenset(ranks)
+        self._by_identity: dict[bytes, _Member] = {}
+        self._by_rank: dict[RankId, _Member] = {}
+        self._epoch = 0
+        self._sent_seq = 0
+        self.stats: dict[str, int] = {"undecodable": 0, "not_joined": 0, "bad_join": 0, "old_epoch": 0, "wrong_rank": 0}
+
+    @property
+    def endpoint(self) -> str:
+        """Where ranks connect to."""
+        return self._socket.endpoint
+
+    @property
+    def joined(self) -> frozenset[RankId]:
+        """The ranks that are here."""
+        return frozenset(self._by_rank)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Start afresh: no rank has joined, steps and reports begin at seq 1, older epochs' messages are dropped."""
+        assert epoch > self._epoch, f"epoch {epoch} after epoch {self._epoch}"
+        self._epoch = epoch
+        self._sent_seq = 0
+        self._by_identity.clear()
+        self._by_rank.clear()
+
+    def forget(self, stage: int, rank: int) -> None:
+        """A rank has gone; its connection counts for nothing any more, and it may join again."""
+        member = self._by_rank.pop((stage, rank), None)
+        if member is not None:
+            del self._by_identity[member.identity]
+
+    # --- to ranks --------------------------------------------------------------------------------------------------
+
+    async def send(self, stage: int, rank: int, message: ToRank) -> None:
+        """Send one rank a message, waiting while its queue is full. RankGone when it is not there."""
+        member = self._by_rank.get((stage, rank))
+        if member is None:
+            raise RankGone(f"stage {stage} rank {rank} has not joined")
+        try:
+            await self._socket.send([member.identity, codec.encode(message)])
+        except PeerGone:
+            raise RankGone(f"stage {stage} rank {rank} is not connected any more") from None
+
+    def send_step(self, seq: int, data: bytes) -> None:
+        """Send every rank the encoded step `seq`. RankGone, RankStalled name the rank; the epoch is over then."""
+        if seq != self._sent_seq + 1:
+            raise StreamBroken(f"epoch {self._epoch}: step {seq} is to be sent after step {self._sent_seq}")
+        self._sent_seq = seq
+        self._to_all(data, f"step {seq}")
+
+    def broadcast(self, message: Begin | Stop) -> None:
+        """Send every joined rank the same message, without waiting. RankGone, RankStalled name the rank."""
+        self._to_all(codec.encode(message), type(message).__name__)
+
+    def _to_all(self, data: bytes, what: str) -> None:
+        missing = self._expected - self._by_rank.keys()
+        if missing and not what == Stop.__name__:
+            raise RankGone(f"{what} cannot be sent: not joined are (stage, rank) {sorted(missing)}")
+        for (stage, rank), member in self._by_rank.items():
+            try:
+                taken = self._socket.try_send([member.identity, data])
+            except PeerGone:
+                raise RankGone(f"{what}: stage {stage} rank {rank} is not connected any more") from None
+            if not taken:
+                raise RankStalled(f"{what}: stage {stage} rank {rank} has {RANK_SOCKET.send_hwm} messages unread")
+
+    # --- from ranks ------------------------------------------------------------------------------------------------
+
+    async def recv(self) -> FromRank:
+        """The next message of a joined rank, or a Join that was taken. StreamBroken for a rank out of order."""
+        while True:
+            message = self._take(await self._socket.recv())
+            if message is not None:
+                return message
+
+    async def recv_batch(self, n: int) -> list[FromRank]:
+        """What is there, 1 to `n` messages. StreamBroken as in `recv`: the rest of that epoch does not count."""
+        while True:
+            taken = [self._take(frames) for frames in await self._socket.recv_batch(n)]
+            messages = [message for message in taken if message is not None]
+            if messages:
+                return messages
+
+    def _take(self, frames: list[bytes]) -> FromRank | None:
+        if len(frames) != 2:
+            self.stats["undecodable"] += 1
+            return None
+        identity, data = frames
+        try:
+            message = codec.from_rank(data)
+        except DecodeError:
+            self.stats["undecodable"] += 1
+            return None
+        if isinstance(message, Join):
+            return self._join(identity, message)
+        member = self._by_identity.get(identity)
+        if member is None:
+            self.stats["not_joined"] += 1
+            return None
+        if (message.stage, message.rank) != member.rank:
+            self.stats["wrong_rank"] += 1
+            return None
+        if isinstance(message, Report):
+            return self._report(member, message)
+        return message
+
+    def _join(self, identity: bytes, message: Join) -> Join | None:
+        rank = (message.stage, message.rank)
+        proven = hmac.compare_digest(message.token.encode("utf-8", "replace"), self._token.encode())
+        known = rank in self._expected and rank not in self._by_rank and identity not in self._by_identity
+        if not proven or not known:
+            self.stats["bad_join"] += 1
+            return None
+        problem = version_problem(message.version, f"stage {message.stage} rank {message.rank}")
+        if problem:
+            raise VersionMismatch(problem)
+        member = _Member(identity, rank)
+        self._by_identity[identity] = member
+        self._by_rank[rank] = member
+        return message
+
+    def _report(self, member: _Member, message: Report) -> Report | None:
+        if message.epoch != self._epoch:
+            self.stats["old_epoch"] += 1
+            return None
+        if message.seq != member.reported + 1 or message.seq > self._sent_seq:
+            raise StreamBroken(
+                f"epoch {self._epoch}: stage {message.stage} rank {message.rank} reported step {message.seq} "
+                f"after step {member.reported}, while step {self._sent_seq} was the last one sent"
+            )
+        member.reported = message.seq
+        return message
+
+    async def aclose(self, drain_ms: int = 200) -> None:
+        """Close; a Stop just sent still goes out."""
+        await self._socket.aclose(drain_ms)
+
+
+class RankStream:
+    """A rank's end of its stream."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        stage: int,
+        rank: int,
+        token: str,
+        keys: ClientKeys | None = None,
+        insecure: bool = False,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self._socket: Socket = connect_dealer(endpoint, RANK_SOCKET, keys, insecure, context)
+        self._socket.watch_disconnects()
+        self._stage, self._rank, self._token = stage, rank, token
+        self._epoch = 0
+        self._received = 0
+        self._reported = 0
+
+    async def join(self, pid: int, timeout_s: float = 60.0) -> Hello:
+        """Prove who we are and wait to be taken in. VersionMismatch, or TooSlowError after `timeout_s`."""
+        with trio.fail_after(timeout_s):
+            await self.send(Join(self._stage, self._rank, pid, self._token))
+            message = await self._next()
+        if not isinstance(message, Hello):
+            raise StreamBroken(f"{self._who()}: expected Hello, got {type(message).__name__}")
+        problem = version_problem(message.version, "the daemon")
+        if problem:
+            raise VersionMismatch(problem)
+        self._epoch = message.epoch
+        return message
+
+    async def recv(self) -> Begin | Step | Stop:
+        """The daemon's next message; steps in dense order only. StreamBroken otherwise."""
+        message = await self._next()
+        if isinstance(message, Hello):
+            raise StreamBroken(f"{self._who()}: a second Hello")
+        if isinstance(message, Step | Begin) and message.epoch != self._epoch:
+            raise StreamBroken(
+                f"{self._who()}: {type(message).__name__} of epoch {message.epoch}, we are in epoch {self._epoch}"
+            )
+        if isinstance(message, Step):
+            if message.seq != self._received + 1:
+                raise StreamBroken(f"{self._who()}: step {message.seq} came after step {self._received}")
+            self._received = message.seq
+        return message
+
+    async def send(self, message: Join | Ready | Report | Fault | Heartbeat) -> None:
+        """Send the daemon a message, reports in dense order. Waits at the high-water mark; cancelled means not sent."""
+        if isinstance(message, Report):
+            if message.seq != self._reported + 1 or message.seq > self._received:
+                raise StreamBroken(
+                    f"{self._who()}: report of step {message.seq} after step {self._reported}, "
+                    f"received through {self._received}"
+                )
+            await self._socket.send([codec.encode(message)])
+            self._reported = message.seq
+            return
+        await self._socket.send([codec.encode(message)])
+
+    async def wait_daemon_gone(self) -> None:
+        """Return when the connection to the daemon has ended: it died or stopped listening."""
+        await self._socket.wait_disconnected()
+
+    async def aclose(self, drain_ms: int = 200) -> None:
+        """Close; what was sent (a last Fault) still goes out within `drain_ms` if the daemon is there."""
+        await self._socket.aclose(drain_ms)
+
+    async def _next(self) -> ToRank:
+        frames = await self._socket.recv()
+        if len(frames) != 1:
+            raise StreamBroken(f"{self._who()}: a message of {len(frames)} frames, one belongs")
+        try:
+            return codec.to_rank(frames[0])
+        except DecodeError as error:
+            raise StreamBroken(f"{self._who()}: undecodable message from the daemon: {error}") from error
+
+    def _who(self) -> str:
+        return f"stage {self._stage} rank {self._rank} epoch {self._epoch}"

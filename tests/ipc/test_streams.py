@@ -1,0 +1,246 @@
+"""Rank streams: who may speak, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from allocator.geometry import BandGeometry, Geometry, StageGeometry
+from ipc.codec import encode
+from ipc.errors import RankGone, RankStalled, StreamBroken, VersionMismatch
+from ipc.messages import Begin, Heartbeat, Hello, Join, RankSettings, Report, Step, Stop
+from ipc.sockets import connect_dealer
+from ipc.streams import RankServer, RankStream
+
+TOKEN = "proof"
+SETTINGS = RankSettings("m", "m", "float32", 16, 4, 64, 0, 0, 500_000)
+GEOMETRY = Geometry(16, 8, 4, [StageGeometry(1 << 20, 64, [BandGeometry("full", "full", 64)])])
+DIGEST = bytes(16)
+
+
+def step(seq: int, epoch: int = 1) -> Step:
+    """A step without ops or forward."""
+    return Step(epoch, seq, 0, 0, [], [], None, DIGEST)
+
+
+def report(seq: int, epoch: int = 1, rank: int = 0) -> Report:
+    """A report of a step without forward."""
+    return Report(epoch, seq, 0, rank, b"", b"", b"", DIGEST, DIGEST, b"")
+
+
+@asynccontextmanager
+async def joined(endpoint: str, ranks: int = 1) -> AsyncIterator[tuple[RankServer, list[RankStream]]]:
+    """A server and its ranks, joined and greeted, in epoch 1."""
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, rank) for rank in range(ranks)])
+    server.begin_epoch(1)
+    streams = [RankStream(endpoint, stage=0, rank=rank, token=TOKEN) for rank in range(ranks)]
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(stream.join, 1)
+            for _ in streams:
+                join = await server.recv()
+                assert isinstance(join, Join)
+                await server.send(join.stage, join.rank, Hello(1, SETTINGS))
+        server.broadcast(Begin(1, GEOMETRY))
+        for stream in streams:
+            assert isinstance(await stream.recv(), Begin)
+        yield server, streams
+    for stream in streams:
+        await stream.aclose(0)
+    await server.aclose(0)
+
+
+async def test_steps_go_out_and_reports_come_back_in_order(endpoint: str) -> None:
+    """Two ranks get every step once and in order; their reports come back, each rank's in order."""
+    async with joined(endpoint, 2) as (server, streams):
+        assert server.joined == {(0, 0), (0, 1)}
+        for seq in range(1, 6):
+            server.send_step(seq, encode(step(seq)))
+            for rank, stream in enumerate(streams):
+                received = await stream.recv()
+                assert received == step(seq)
+                await stream.send(report(seq, rank=rank))
+        got: list[tuple[int, int]] = []
+        while len(got) < 10:
+            for message in await server.recv_batch(4):
+                assert isinstance(message, Report)
+                got.append((message.rank, message.seq))
+        assert [seq for rank, seq in got if rank == 0] == [1, 2, 3, 4, 5]
+        assert [seq for rank, seq in got if rank == 1] == [1, 2, 3, 4, 5]
+
+
+async def test_a_hole_in_the_steps_is_never_sent(endpoint: str) -> None:
+    """The daemon's end refuses to skip or repeat a seq."""
+    async with joined(endpoint) as (server, _):
+        server.send_step(1, encode(step(1)))
+        for seq in (1, 3):
+            with pytest.raises(StreamBroken, match=f"step {seq} is to be sent after step 1"):
+                server.send_step(seq, encode(step(seq)))
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (step(2), "step 2 came after step 0"),
+        (step(1, epoch=2), "Step of epoch 2, we are in epoch 1"),
+        (Begin(3, GEOMETRY), "Begin of epoch 3"),
+        (Hello(1, SETTINGS), "second Hello"),
+    ],
+)
+async def test_a_rank_refuses_what_is_out_of_order(endpoint: str, message: Step, complaint: str) -> None:
+    """The rank's end names what came and what belonged."""
+    async with joined(endpoint) as (server, (stream,)):
+        await server.send(0, 0, message)
+        with pytest.raises(StreamBroken, match=complaint):
+            await stream.recv()
+
+
+@pytest.mark.parametrize("seq", [0, 2, 3])
+async def test_a_rank_does_not_send_a_report_out_of_order(endpoint: str, seq: int) -> None:
+    """Neither a hole, nor a repetition, nor a report of a step it never got."""
+    async with joined(endpoint) as (server, (stream,)):
+        server.send_step(1, encode(step(1)))
+        await stream.recv()
+        with pytest.raises(StreamBroken, match=f"report of step {seq} after step 0"):
+            await stream.send(report(seq))
+
+
+@pytest.mark.parametrize(("seqs", "complaint"), [([2], "step 2 after step 0"), ([1, 1], "step 1 after step 1")])
+async def test_the_daemon_refuses_reports_out_of_order(endpoint: str, seqs: list[int], complaint: str) -> None:
+    """A hole, a repetition or a report from the future is an error that names rank and numbers."""
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0)])
+    server.begin_epoch(1)
+    raw = connect_dealer(endpoint)
+    await raw.send([encode(Join(0, 0, 1, TOKEN))])
+    await server.recv()
+    server.send_step(1, encode(step(1)))
+    for seq in seqs:
+        await raw.send([encode(report(seq))])
+    with trio.fail_after(5), pytest.raises(StreamBroken, match=f"stage 0 rank 0 reported {complaint}"):
+        while True:
+            await server.recv()
+    raw.close()
+    await server.aclose(0)
+
+
+async def test_strangers_are_counted_and_change_nothing(endpoint: str) -> None:
+    """Wrong tokens, unexpected ranks, second joins, foreign numbers and noise are dropped; the true rank goes on."""
+    async with joined(endpoint) as (server, (stream,)):
+        stranger = connect_dealer(endpoint)
+        for data in (
+            b"\xc1 noise",
+            b"",
+            encode(Join(0, 0, 1, "guess")),
+            encode(Join(0, 7, 1, TOKEN)),
+            encode(Join(0, 0, 1, TOKEN)),
+            encode(Heartbeat(0, 0, 0, 0)),
+            encode(report(1)),
+            encode(step(1)),
+        ):
+            await stranger.send([data])
+        await stranger.send([b"two", b"frames"])
+        await stream.send(Heartbeat(0, 5, 0, 0))
+        await stream.send(Heartbeat(0, 0, 0, 0))
+        got = await server.recv()
+        dropped = sum(server.stats.values())
+        while dropped < 10:
+            with trio.move_on_after(0.05):
+                got = await server.recv()
+            dropped = sum(server.stats.values())
+        assert got == Heartbeat(0, 0, 0, 0)
+        assert server.stats == {"undecodable": 4, "bad_join": 3, "not_joined": 2, "wrong_rank": 1, "old_epoch": 0}
+        assert server.joined == {(0, 0)}
+        stranger.close()
+
+
+async def test_reports_of_an_old_epoch_are_dropped(endpoint: str) -> None:
+    """After a new epoch began and the rank joined again, its late report counts for nothing."""
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0)])
+    server.begin_epoch(1)
+    old, new = connect_dealer(endpoint), connect_dealer(endpoint)
+    await old.send([encode(Join(0, 0, 1, TOKEN))])
+    await server.recv()
+    server.send_step(1, encode(step(1)))
+    server.begin_epoch(2)
+    await old.send([encode(report(1))])
+    await new.send([encode(Join(0, 0, 2, TOKEN))])
+    assert await server.recv() == Join(0, 0, 2, TOKEN)
+    server.send_step(1, encode(step(1, epoch=2)))
+    await new.send([encode(report(1, epoch=1))])
+    await new.send([encode(report(1, epoch=2))])
+    with trio.fail_after(5):
+        assert await server.recv() == report(1, epoch=2)
+    assert server.stats["old_epoch"] == 1
+    old.close()
+    new.close()
+    await server.aclose(0)
+
+
+async def test_another_version_is_refused_on_both_sides(endpoint: str) -> None:
+    """A rank of another release is named as such, and so is a daemon."""
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0)])
+    server.begin_epoch(1)
+    raw = connect_dealer(endpoint)
+    await raw.send([encode(Join(0, 0, 1, TOKEN, version=99))])
+    with pytest.raises(VersionMismatch, match="speaks protocol version 99"):
+        await server.recv()
+    stream = RankStream(endpoint, stage=0, rank=0, token=TOKEN)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.join, 1)
+            await server.recv()
+            await server.send(0, 0, Hello(1, SETTINGS, version=98))
+    assert caught.group_contains(VersionMismatch, match="the daemon speaks protocol version 98")
+    raw.close()
+    await stream.aclose(0)
+    await server.aclose(0)
+
+
+async def test_a_rank_that_left_is_named(endpoint: str) -> None:
+    """Steps are not sent to a group with a hole in it, and a closed connection is noticed when sending."""
+    async with joined(endpoint, 2) as (server, streams):
+        await streams[1].aclose(0)
+        seq = 0
+        with pytest.raises(RankGone, match=r"step \d+: stage 0 rank 1 is not connected"):
+            while True:  # until the closed connection is seen
+                seq += 1
+                server.send_step(seq, encode(step(seq)))
+                await wait_all_tasks_blocked(0.01)
+        server.forget(0, 1)
+        with pytest.raises(RankGone, match=r"not joined are \(stage, rank\) \[\(0, 1\)\]"):
+            server.send_step(seq + 1, encode(step(seq + 1)))
+        with pytest.raises(RankGone):
+            await server.send(0, 1, Stop("x"))
+        server.broadcast(Stop("the rank left"))
+        received = await streams[0].recv()
+        while not isinstance(received, Stop):
+            received = await streams[0].recv()
+        assert received.why == "the rank left"
+
+
+async def test_a_rank_that_does_not_read_is_named(endpoint: str) -> None:
+    """Messages are bounded: a rank that never reads stalls the stream loudly instead of growing a queue."""
+    async with joined(endpoint) as (server, _):
+        with pytest.raises(RankStalled, match="stage 0 rank 0 has 256 messages unread"):
+            for seq in range(1, 5000):
+                server.send_step(seq, encode(step(seq)))
+
+
+async def test_a_rank_notices_that_its_daemon_is_gone(endpoint: str) -> None:
+    """Without traffic, the end of the daemon's socket wakes the rank."""
+    async with joined(endpoint) as (server, (stream,)):
+        await server.aclose(0)
+        await stream.wait_daemon_gone()
+
+
+async def test_join_gives_up_in_time(endpoint: str) -> None:
+    """A daemon that never answers is an error after the time asked for."""
+    stream = RankStream(endpoint, stage=0, rank=0, token=TOKEN)
+    with pytest.raises(trio.TooSlowError):
+        await stream.join(1, timeout_s=0.01)
+    await stream.aclose(0)
