@@ -27,9 +27,8 @@ from ipc.messages import Accepted, Generate, ModelFacts, Refused
 NAME_CHARS_MAX = 256
 PRIORITY_MAX = 1_000_000
 DEADLINE_MS_MAX = 7 * 24 * 3600 * 1000
-SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 COUNT_MAX = 2**31 - 1
-REFUSED_NUMBER_MAX = 2**63 - 1  # what fits the integers of `Refused`
 RETRY_MS_MIN, RETRY_MS_MAX = 100, 30_000
 
 
@@ -63,7 +62,7 @@ RANGES: list[IntRange] = [
     ("priority", lambda g: g.priority, lambda c: -PRIORITY_MAX, lambda c: PRIORITY_MAX),
     ("deadline_ms", lambda g: g.deadline_ms, lambda c: 0, lambda c: DEADLINE_MS_MAX),
     ("top_k", lambda g: g.sampling.top_k, lambda c: 0, lambda c: COUNT_MAX),
-    ("seed", lambda g: g.sampling.seed or 0, lambda c: SEED_MIN, lambda c: SEED_MAX),
+    ("seed", lambda g: g.sampling.seed or 0, lambda c: INT64_MIN, lambda c: INT64_MAX),
     ("logprobs", lambda g: g.sampling.logprobs, lambda c: -1, lambda c: c.logprobs_max),
     ("prompt_logprobs", lambda g: g.sampling.prompt_logprobs, lambda c: -1, lambda c: c.logprobs_max),
     ("id", lambda g: len(g.id), lambda c: 1, lambda c: NAME_CHARS_MAX),
@@ -238,7 +237,7 @@ def _queue_full(core: CoreState, choices: int) -> Problem | None:
 
 
 def _refuse(frontend: int, item: Arrived, problem: Problem, choices: int, out: Outputs) -> None:
-    clipped = max(-REFUSED_NUMBER_MAX, min(problem.value, REFUSED_NUMBER_MAX))
+    clipped = max(INT64_MIN, min(problem.value, INT64_MAX))  # what a message can carry
     numbers = {"n": choices, "limit": problem.limit, "value": clipped}
     out.decisions.append(Decided(item.now_ns, Verdict.REFUSED, 0, problem.code, numbers))
     refused = Refused(

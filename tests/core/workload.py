@@ -97,9 +97,7 @@ class Workload:
         scoring = sampling.prompt_logprobs >= 0 and rng.random() < 0.3
         generate = Generate(
             id=f"{frontend[0]}{len(self.sent)}",
-            prompt=pack_i64(
-                [rng.randrange(97) for _ in range(rng.choice([1, 3, 9, 30] if self.pressed else [1, 3, 9, 30, 70]))]
-            ),
+            prompt=pack_i64([rng.randrange(97) for _ in range(rng.choice(lengths))]),
             sampling=sampling,
             max_tokens=0 if scoring else rng.choice([30, 40] if self.pressed else [1, 2, 8, 40, None]),
             min_tokens=rng.choice([0, 0, 1]) if not scoring else 0,

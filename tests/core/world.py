@@ -114,7 +114,9 @@ class RankDouble:
         assert self.mirror.apply_step(step.seq, list(step.ops)) == step.logical
         for op in step.ops:
             self._apply_op(op)
-        rows, tokens, logprobs = [], [], []
+        rows: list[int] = []
+        tokens: list[int] = []
+        logprobs: list[RowLogprobs] = []
         if step.forward is not None:
             assert sum(seq > processed for seq in self.launched) < (2 if self.config.overlap else 1)
             self.launched.append(step.seq)
@@ -179,7 +181,9 @@ class RankDouble:
         self, forward: Forward, rows: list[int], counts: list[int], flags: list[int]
     ) -> tuple[list[int], list[int], list[RowLogprobs]]:
         given = i64(forward.tokens).tolist()
-        sampled, tokens, logprobs = [], [], []
+        sampled: list[int] = []
+        tokens: list[int] = []
+        logprobs: list[RowLogprobs] = []
         for row, start, count, flag in zip(rows, i32(forward.starts).tolist(), counts, flags, strict=True):
             state = self.rows[row]
             assert start == state.computed, "starts are contiguous"
@@ -316,9 +320,10 @@ class World:
         if isinstance(message, Refused):
             self.refusals.append(message)
         elif isinstance(message, Accepted):
-            if (frontend, message.id) in self.clients:
-                assert self.clients[frontend, message.id].accepted == message
+            known = self.clients.get((frontend, message.id))
+            if known is not None and known.accepted == message:
                 return
+            assert known is None or len(known.finished) == known.accepted.n, "an id in use is not accepted anew"
             assert self.pending is not None
             choices = range(message.n)
             client = Client(
@@ -334,8 +339,7 @@ class World:
                 self.by_request[message.first_request + choice] = (client, choice)
         else:
             client, choice = self.by_request[message.request]
-            known = client.finished.setdefault(choice, message)
-            assert known == message, "a choice ends once"
+            assert client.finished.setdefault(choice, message) == message, "a choice ends once"
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
