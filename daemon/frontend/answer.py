@@ -1,0 +1,165 @@
+"""Answer: one completion or chat request from its body to its last byte, and what happens when the client leaves.
+
+Owns the request's nursery: one task works, one listens for the hang-up. Must never hold a request open for a client
+that is gone: the daemon is told at once, whatever the working task waits for.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import trio
+
+from daemon.frontend.envelope import Receive, Scope, Send
+from daemon.frontend.errors import JSON_TYPE, ApiError
+from daemon.frontend.generation import Generation
+from daemon.frontend.prepare import Prepared, prepare_generation
+from daemon.frontend.render import Renderer
+from daemon.frontend.schemas import CHAT
+from daemon.frontend.service import Service
+from daemon.frontend.streaming import StreamSink, WholeSink
+
+DISCARD_FACTOR = 4  # how far beyond the limit an oversized body is read, so that its client sees the answer
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
+    """The whole body; raises ApiError 413 or 408. Returns early, with what came, when the client hangs up."""
+    parts: list[bytes] = []
+    size = 0
+    with trio.move_on_after(timeout_s) as patience:
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise HungUp
+            part = message.get("body", b"")
+            size += len(part)
+            if size <= limit_bytes:
+                parts.append(part)
+            if not message.get("more_body", False) or size > limit_bytes * DISCARD_FACTOR:
+                break
+    if patience.cancelled_caught:
+        raise ApiError(408, f"The body did not arrive within {timeout_s:g} s", code="body_timeout")
+    if size > limit_bytes:
+        text = f"The body has {size} bytes or more; at most {limit_bytes} are taken"
+        raise ApiError(413, text, code="body_too_large", headers={"Connection": "close"})
+    return b"".join(parts)
+
+
+class HungUp(Exception):
+    """The client left; nobody is there to answer."""
+
+
+class Answer:
+    """Serves one completion or chat request; an ASGI application of its own."""
+
+    def __init__(self, service: Service, endpoint: str) -> None:
+        self._service = service
+        self._endpoint = endpoint
+        self._generation: Generation | None = None
+        self._facts: dict[str, Any] = {}
+        self._end = "hang_up"  # until it is known better
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read, check, generate, send; returns when the answer is out or the client is gone."""
+        scope["facts"] = self._facts
+        try:
+            await self._serve(scope, receive, send)
+        except HungUp:
+            pass
+        except ApiError as error:
+            self._end = error.code or str(error.status)
+            raise
+        finally:
+            self._facts["end"] = self._end
+            self._service.metrics.ends.labels(self._endpoint, self._end).inc()
+            if self._generation is not None:
+                self._note(self._generation)
+
+    def _note(self, generation: Generation) -> None:
+        first_s = generation.first_token_s
+        self._facts |= {
+            "choices": len(generation.choices),
+            "prompt_tokens": generation.prompt_tokens,
+            "output_tokens": generation.output_tokens,
+            "finish_reasons": sorted({choice.finish_reason or "none" for choice in generation.choices}),
+            "first_token_ms": None if first_s is None else round(first_s * 1000, 1),
+        }
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        service.check_open()
+        body = await read_body(scope, receive, service.body_limit_bytes, service.body_timeout_s)
+        error: ApiError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, receive, nursery.cancel_scope)
+            try:
+                await self._work(scope, body, send)
+            except ApiError as caught:
+                error = caught
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            raise error
+
+    async def _listen(self, receive: Receive, scope: trio.CancelScope) -> None:
+        """Ends the work when the client hangs up: the daemon first, then our own tasks."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if self._generation is not None:
+            self._generation.abort()
+        scope.cancel()
+
+    async def _work(self, scope: Scope, body: bytes, send: Send) -> None:
+        service = self._service
+        model = service.model()
+        prepared: Prepared = await service.prepare(
+            prepare_generation, self._endpoint, body, model, size_bytes=len(body)
+        )
+        options = prepared.options
+        prefix = "chatcmpl" if self._endpoint == CHAT else "cmpl"
+        identity = f"{prefix}-{uuid.uuid4().hex}"
+        self._facts |= {"id": identity, "stream": options.stream}
+        generation = self._generation = Generation(service, prepared, identity, scope["arrived_s"])
+        name = options.model or model.names[0]
+        renderer = Renderer(options, service.tokenizer, identity, name, service.now_unix_s())
+        if options.stream:
+            await self._stream(StreamSink(send, renderer, options, generation), generation)
+        else:
+            await self._whole(send, renderer, generation)
+
+    async def _stream(self, sink: StreamSink, generation: Generation) -> None:
+        try:
+            await generation.run(sink)
+        except ApiError as error:
+            if not sink.open:
+                raise
+            self._end = error.code or "error"
+            await sink.fail(error)
+            return
+        self._end = "ok"
+        await sink.done()
+
+    async def _whole(self, send: Send, renderer: Renderer, generation: Generation) -> None:
+        sink = WholeSink(len(generation.choices))
+        await generation.run(sink)
+        self._end = "ok"
+        await send_json(send, renderer.whole(generation, sink.texts()))
+
+
+async def send_json(send: Send, body: bytes, status: int = 200) -> None:
+    """A whole JSON answer."""
+    headers = [(b"content-type", JSON_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class AnswerRoute:
+    """The ASGI endpoint of one generating route: a fresh `Answer` for each request."""
+
+    def __init__(self, service: Service, endpoint: str) -> None:
+        self._service = service
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await Answer(self._service, self._endpoint)(scope, receive, send)

@@ -1,0 +1,126 @@
+"""Validation: from the bytes of a body to checked options, or a 400 that names the field.
+
+Owns decoding of JSON bodies and the rules between fields. Must never touch the tokenizer or the daemon. Invariant: work
+is bounded by the body's size; nesting is bounded by the decoder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from daemon.frontend.errors import ApiError, bad_field
+from daemon.frontend.schemas import CHAT, COMPLETIONS, TABLES, Options
+
+COMPLETION_MAX_TOKENS_DEFAULT = 16
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`; raises ApiError 400 for anything else, deep nesting included."""
+    try:
+        document = msgspec.json.decode(body)
+    except RecursionError as error:
+        raise ApiError(400, "The body is nested too deeply", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(document, dict):
+        raise ApiError(400, "The body must be a JSON object", code="invalid_json")
+    return document
+
+
+def check_fields(endpoint: str, document: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Every field of the endpoint's table, checked, by name; unknown fields and missing ones raise ApiError 400."""
+    table = TABLES[endpoint]
+    for name in document:
+        if name not in table:
+            raise bad_field(name[:100], "unknown field; this server does not have it", "unknown_field")
+    values = {}
+    for name, field in table.items():
+        if name in document:
+            values[name] = field.read(document[name], vocab_size)
+        elif field.required:
+            raise bad_field(name, "required and missing", "missing_field")
+        else:
+            values[name] = field.default
+    return values
+
+
+def read_options(endpoint: str, document: dict[str, Any], vocab_size: int) -> Options:
+    """The options of a completion or chat request; raises ApiError 400 naming the field at fault."""
+    values = check_fields(endpoint, document, vocab_size)
+    field, max_tokens = _max_tokens(endpoint, values)
+    _between_fields(endpoint, values, field, max_tokens)
+    stream = values["stream_options"] or {}
+    return Options(
+        endpoint=endpoint,
+        model=values["model"],
+        prompt=values.get("prompt"),
+        messages=values.get("messages"),
+        max_tokens=max_tokens,
+        min_tokens=values["min_tokens"],
+        n=values["n"],
+        temperature=values["temperature"],
+        top_p=values["top_p"],
+        top_k=max(values["top_k"], 0),
+        min_p=values["min_p"],
+        presence_penalty=values["presence_penalty"],
+        frequency_penalty=values["frequency_penalty"],
+        repetition_penalty=values["repetition_penalty"],
+        seed=values["seed"],
+        stop=list(values["stop"]),
+        stop_token_ids=list(values["stop_token_ids"]),
+        ignore_eos=values["ignore_eos"],
+        include_stop_str_in_output=values["include_stop_str_in_output"],
+        skip_special_tokens=values["skip_special_tokens"],
+        priority=values["priority"],
+        stream=values["stream"],
+        include_usage=stream.get("include_usage", False),
+        continuous_usage=stream.get("continuous_usage_stats", False),
+        echo=values.get("echo") or False,
+        logprobs=_logprobs(endpoint, values),
+        return_token_ids=values["return_token_ids"],
+        truncate_prompt_tokens=values["truncate_prompt_tokens"],
+        add_special_tokens=values["add_special_tokens"],
+        add_generation_prompt=values.get("add_generation_prompt", True),
+        continue_final_message=values.get("continue_final_message", False),
+        chat_template_kwargs=values.get("chat_template_kwargs") or {},
+        max_tokens_field=field,
+    )
+
+
+def _max_tokens(endpoint: str, values: dict[str, Any]) -> tuple[str, int | None]:
+    """The output limit and the name under which the client gave it; None when it gave none."""
+    old, new = values["max_tokens"], values.get("max_completion_tokens")
+    if new is None:
+        return "max_tokens", old
+    if old is not None and old != new:
+        raise bad_field("max_completion_tokens", f"is {new}, and max_tokens is {old}; send one of them")
+    return "max_completion_tokens", new
+
+
+def _logprobs(endpoint: str, values: dict[str, Any]) -> int:
+    if endpoint == COMPLETIONS:
+        return -1 if values["logprobs"] is None else values["logprobs"]
+    return (values["top_logprobs"] or 0) if values["logprobs"] else -1
+
+
+def _between_fields(endpoint: str, values: dict[str, Any], field: str, max_tokens: int | None) -> None:
+    """The rules that concern two fields; raises ApiError 400 naming the one to change."""
+    if values["stream_options"] is not None and not values["stream"]:
+        raise bad_field("stream_options", "only allowed with stream true")
+    if endpoint == COMPLETIONS:
+        if values["best_of"] not in (None, values["n"]):
+            raise bad_field("best_of", f"must be equal to n ({values['n']}), got {values['best_of']}")
+        if max_tokens == 0 and not values["echo"]:
+            raise bad_field(field, "must be at least 1 without echo, got 0", "out_of_range")
+    if endpoint == CHAT:
+        if values["top_logprobs"] is not None and not values["logprobs"]:
+            raise bad_field("top_logprobs", "only allowed with logprobs true")
+        if values["continue_final_message"] and values["add_generation_prompt"]:
+            raise bad_field("continue_final_message", "only allowed with add_generation_prompt false")
+    limit = max_tokens
+    if limit is None and endpoint == COMPLETIONS:
+        limit = COMPLETION_MAX_TOKENS_DEFAULT
+    if limit is not None and values["min_tokens"] > limit:
+        raise bad_field("min_tokens", f"must be at most {field} ({limit}), got {values['min_tokens']}", "out_of_range")
