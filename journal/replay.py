@@ -332,7 +332,7 @@ class Replay:
             if said.sampled != (epoch.sampled[seq] if samples else b""):
                 what = f"the digest of the tokens that stage {said.stage}, rank {said.rank} sampled"
                 ours = epoch.sampled[seq].hex() if samples else "empty: this stage does not sample"
-                raise Diverged(_diverged(record, what, said.sampled.hex(), ours, said))
+                raise Diverged(_diverged(record, what, describe(said.sampled), ours, said))
 
     def _snapshotted(self, record: Record) -> None:
         self.notes.append(f"sequence {record.sequence}: a snapshot, which this version does not read")

@@ -1,0 +1,218 @@
+"""A whole daemon in one thread without sockets: core, journal and rank doubles, driven by a seed.
+
+Owns the order of things as the engine has it (input appended, core fed, outputs appended, one write) and doubles of the
+ranks that follow the steps with chains and page tables of their own. Must never share code with the replay it tests.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+
+from allocator.columns import i32, pack_i32, pack_i64
+from allocator.geometry import BandGeometry, Geometry, StageGeometry
+from allocator.logical.mirror import LogicalMirror
+from allocator.physical.chain import PhysicalChain
+from daemon.core.inputs import (
+    Abandoned,
+    Aborted,
+    Acknowledged,
+    Arrived,
+    Controlled,
+    EpochBegan,
+    EpochEnded,
+    FinishAsked,
+    FlushAsked,
+    Input,
+    Reported,
+    Ticked,
+)
+from daemon.core.limits import CoreConfig
+from daemon.core.outputs import Outputs
+from daemon.core.scheduler import SchedulerCore
+from ipc.digests import SAMPLED_START, sampled_digest
+from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
+from journal.opening import open_journal
+from journal.records import DECISION_VERSION, SCHEMA_VERSION, Closed, Digested, Kind, Opened, encode
+from journal.storage import Storage
+from journal.writer import JournalSettings
+from tests.journal.helpers import ID
+
+PAGE = 4
+VOCAB = 100
+EOS = 7
+FACTS = ModelFacts("double", "none", VOCAB, 64, "float32", [EOS])
+CONFIG = CoreConfig(page_size=PAGE, max_running_requests=6, max_batched_tokens=32, chunked_prefill_size=12)
+
+
+def geometry(pages: int = 40, stages: int = 2) -> Geometry:
+    """Stages of one full-attention band each, with unlike unit sizes."""
+    units = [64 * (stage + 1) for stage in range(stages)]
+    return Geometry(
+        PAGE,
+        4 * pages,
+        8,
+        [StageGeometry(unit * (pages + 1), unit, [BandGeometry("full", "full", unit)]) for unit in units],
+    )
+
+
+class RankDouble:
+    """A stage's rank: its own chains, page tables as dictionaries, tokens from a sum."""
+
+    def __init__(self, shape: Geometry, stage: int) -> None:
+        self.stage, self.last = stage, stage == len(shape.stages) - 1
+        self.chain, self.mirror = PhysicalChain(shape, stage), LogicalMirror(shape)
+        self.tables: dict[int, dict[int, int]] = {}
+        self.sampled = SAMPLED_START
+
+    def run(self, step: Step) -> tuple[Digested, tuple[bytes, bytes, bytes]]:
+        """Apply and launch; what it reports, and the columns of sampled rows."""
+        self.chain.begin_step(step.seq, step.processed_through, step.released)
+        logical = self.mirror.apply_step(step.seq, step.ops)
+        self.chain.apply(step.ops)
+        layout = self.chain.end_step()
+        rows: list[int] = []
+        generations: list[int] = []
+        tokens: list[int] = []
+        forward = step.forward
+        if forward is not None:
+            entries = zip(i32(forward.table_rows), i32(forward.table_indexes), i32(forward.table_pages), strict=True)
+            for row, index, page in entries:
+                self.tables.setdefault(int(row), {})[int(index)] = int(page)
+            written = set()
+            columns = (i32(forward.rows), i32(forward.generations), i32(forward.starts), i32(forward.counts))
+            for row, generation, first, count, flag in zip(*columns, forward.flags, strict=True):
+                pages = range(first // PAGE, (first + count - 1) // PAGE + 1)
+                written.update(self.tables[int(row)][page] for page in pages)
+                if flag & SAMPLE:
+                    rows.append(int(row))
+                    generations.append(int(generation))
+                    tokens.append(int(5 * row + 3 * (first + count) + step.seq) % VOCAB)
+            self.chain.launched(step.seq, {0: np.array(sorted(written), np.int32)})
+        sampled = (pack_i32(rows), pack_i32(generations), pack_i64(tokens))
+        if self.last:
+            self.sampled = sampled_digest(self.sampled, step.seq, *sampled)
+        digest = self.sampled if self.last else b""
+        return Digested(step.epoch, step.seq, self.stage, 0, logical, layout, digest), sampled
+
+
+class World:
+    """One life over a storage. Time goes in steps of a millisecond; everything else comes of the seed."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        seed: int = 0,
+        life: str = "life",
+        settings: JournalSettings | None = None,
+        shape: Geometry | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.shape = shape or geometry()
+        self.writer, self.recovered = open_journal(storage, settings or JournalSettings(), ID)
+        self.core = SchedulerCore(CONFIG)
+        self.now_ns = 0
+        self.ids = 0
+        self.known: list[str] = []
+        self.flying: deque[Step] = deque()
+        self.ranks: list[RankDouble] = []
+        self.steps = 0
+        self.wants_tick = False
+        self.writer.append(Opened(0, life, SCHEMA_VERSION, DECISION_VERSION, CONFIG, {"world": "1"}, {}))
+        unfinished = self.recovered.unfinished
+        if unfinished.next_request > 1:
+            self.feed(Abandoned(self.now(), unfinished.requests, unfinished.next_request))
+        self.begin_epoch(1)
+
+    def now(self) -> int:
+        """The next millisecond."""
+        self.now_ns += 1_000_000
+        return self.now_ns
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Ranks with empty arenas, and the input that says so."""
+        self.flying.clear()
+        self.ranks = [RankDouble(self.shape, stage) for stage in range(len(self.shape.stages))]
+        self.feed(EpochBegan(self.now(), epoch, self.shape, FACTS))
+
+    def end_epoch(self, epoch: int) -> None:
+        """The ranks are lost."""
+        self.feed(EpochEnded(self.now(), epoch, "the world ends it"))
+
+    def feed(self, item: Input) -> Outputs:
+        """As the engine does: append, feed, append what it led to."""
+        self.writer.append(item)
+        outputs = self.core.feed(item)
+        self.writer.append_all(outputs.decisions)
+        if outputs.step is not None:
+            self.writer.append_encoded(Kind.STEPPED, encode(outputs.step))
+            self.flying.append(outputs.step)
+            self.steps += 1
+        self.wants_tick = outputs.wants_tick
+        return outputs
+
+    def arrive(self) -> None:
+        """A request of random size; some have several choices, some stop early, some are refused."""
+        self.ids += 1
+        rng = self.rng
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(0 if rng.random() < 0.05 else 1, 40))]
+        request = Generate(
+            f"r{self.ids}",
+            pack_i64(prompt),
+            Sampling(temperature=rng.choice([0.0, 1.0])),
+            rng.choice([None, 1, 5, 20]),
+            stop_ids=pack_i64([EOS]),
+            n=rng.choice([1, 1, 1, 2]),
+            priority=rng.randrange(2),
+            clip=True,
+        )
+        self.known.append(request.id)
+        self.feed(Arrived(self.now(), f"front{rng.randrange(2)}", request, rng.getrandbits(60)))
+
+    def report(self) -> None:
+        """The oldest step in flight is complete on every stage."""
+        step = self.flying.popleft()
+        columns = (b"", b"", b"")
+        for rank in self.ranks:
+            digested, columns = rank.run(step)
+            self.writer.append(digested)
+        self.feed(Reported(self.now(), step.epoch, step.seq, *columns))
+
+    def iterate(self, arrivals: float = 0.3) -> None:
+        """One iteration: some inputs, a report, a tick, one write; sometimes a sync."""
+        rng = self.rng
+        if rng.random() < arrivals:
+            self.arrive()
+        if self.known and rng.random() < 0.08:
+            frontend, id = f"front{rng.randrange(2)}", rng.choice(self.known)
+            item = rng.choice(
+                [
+                    Aborted(self.now(), frontend, id, "client"),
+                    FinishAsked(self.now(), frontend, id, 0, 1),
+                    Acknowledged(self.now(), frontend, [id]),
+                    FlushAsked(self.now(), 4),
+                ]
+            )
+            self.feed(item)
+        if self.flying and rng.random() < 0.8:
+            self.report()
+        if self.wants_tick:
+            self.feed(Ticked(self.now()))
+        self.writer.flush()
+        if rng.random() < 0.2:
+            self.writer.sync()
+
+    def close(self) -> None:
+        """Drain, then the footer."""
+        self.feed(Controlled(self.now(), "drain"))
+        for _ in range(10_000):
+            if not (self.flying or self.wants_tick):
+                break
+            self.iterate(arrivals=0)
+        gauges = self.core.gauges()
+        assert gauges["live"] == 0, "the world does not come to an end"
+        totals = {name: value for name, value in gauges.items() if name.endswith("_total")}
+        self.writer.append(Closed(self.now(), "drained", totals, self.core.state_digest()))
+        self.writer.close()
