@@ -6,14 +6,14 @@ full one makes its sender wait, except where the item is a hint (`compaction`), 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from daemon.core.inputs import Input, Reported
-from daemon.core.outputs import Outputs, Reply, TokenColumns
+from daemon.core.outputs import Outputs, Reply
 from journal.records import Digested
 
 INPUTS_MAX = 4096  # the engine's mailbox: inputs waiting for the core
-DELIVERIES_MAX = 256  # iterations waiting for the gateway
 REPORTS_MAX = 256  # rank reports waiting to be collated
 OBSERVED_MAX = 1024  # iterations waiting for metrics and logs
 HINTS_MAX = 16  # hints waiting for the compaction worker
@@ -21,39 +21,35 @@ ITERATION_INPUTS_MAX = 256  # most inputs that one engine iteration takes
 
 
 @dataclass(slots=True)
-class Delivery:
-    """All that one engine iteration has for front ends; the journal is written through `sequence`."""
-
-    sequence: int
-    tokens: list[TokenColumns]
-    replies: list[Reply]
-
-
-@dataclass(slots=True)
-class Durable:
-    """The journal is on disk through `sequence`: acceptances up to it may leave."""
-
-    sequence: int
-
-
-@dataclass(slots=True)
 class Collated:
-    """One step is complete over its ranks: their digests, to be journaled first, and the input made of them."""
+    """One step is complete over its ranks: their digests, to be journaled first, and the input made of them.
+
+    `bands` has, per band and summed over stages, live, hole, pending and beyond units; `forward_us` is the slowest
+    rank's.
+    """
 
     digests: list[Digested]
     reported: Reported
+    bands: list[tuple[int, int, int, int]] = field(default_factory=list)
+    forward_us: int = 0
 
 
 @dataclass(slots=True)
 class Iteration:
-    """One engine iteration as metrics and logs see it, after it was written."""
+    """One engine iteration as metrics and logs see it: inputs and their outputs, pairwise, after they were written."""
 
     now_ns: int
-    sequence: int
-    inputs: list[Input]
-    outputs: list[Outputs]
-    core_ns: int
-    flush_ns: int
+    inputs: list[Input] = field(default_factory=list)
+    outputs: list[Outputs] = field(default_factory=list)
+    collated: list[Collated] = field(default_factory=list)
+    sequence: int = 0
+    core_ns: int = 0
+    flush_ns: int = 0
+
+    def replies(self) -> Iterator[Reply]:
+        """Every reply of the iteration, in order."""
+        for outputs in self.outputs:
+            yield from outputs.replies
 
 
 @dataclass(slots=True)
@@ -65,14 +61,14 @@ class StepSent:
 
 @dataclass(slots=True)
 class BecameIdle:
-    """Hint: nothing runs, nothing waits and every step was reported."""
+    """Hint: every step was reported and there is nothing to schedule."""
 
     seq: int
 
 
 @dataclass(slots=True)
 class BandCounts:
-    """Hint: per band, summed over ranks: live, hole, pending and beyond units after step `seq`."""
+    """Hint: band counts after step `seq`, as in `Collated.bands`."""
 
     seq: int
-    counts: list[tuple[int, int, int, int]] = field(default_factory=list)
+    bands: list[tuple[int, int, int, int]]

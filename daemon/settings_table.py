@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from types import MappingProxyType
 from typing import Any, Literal
 
 Kind = Literal["text", "path", "secret", "choice", "int", "fraction", "bytes", "seconds", "switch", "pairs"]
@@ -48,12 +47,13 @@ class Setting:
 
 
 UNITS = ("_bytes", "_s")
-NO_PAIRS: Mapping[str, str] = MappingProxyType({})
 
 
 def _row(kind: Kind, default: Any, text: str, commands: tuple[str, ...], **rest: Any) -> Any:
     """A dataclass field that carries its row of the table."""
     made = {"kind": kind, "help": text, "commands": commands, **rest}
+    if kind == "pairs":
+        return field(default_factory=dict, metadata=made)
     return field(default=default, metadata=made)
 
 
@@ -89,7 +89,7 @@ class Settings:
         SERVER,
         choices=("torch", "modeled"),
     )
-    rank_option: Mapping[str, str] = _row("pairs", NO_PAIRS, "an option of the rank's runner; may be repeated", SERVER)
+    rank_option: Mapping[str, str] = _row("pairs", {}, "an option of the rank's runner; may be repeated", SERVER)
     threads: int = _row("int", 0, "compute threads of a rank", SERVER, low=1, high=1024, zero="measured at boot")
 
     # --- memory
@@ -180,7 +180,7 @@ class Settings:
     )
 
     # --- journal and logs
-    journal_sync: str = _row(
+    journal_sync: Literal["always", "group", "os"] = _row(
         "choice",
         "group",
         "fsync before every send, before acceptances are acknowledged, or left to the operating system",
@@ -207,7 +207,8 @@ def _setting(entry: Field[Any]) -> Setting:
     for unit in UNITS:
         if entry.metadata["kind"] in ("bytes", "seconds") and name != "arena_bytes" and name != "journal_segment_bytes":
             name = name.removesuffix(unit)
-    return Setting(attribute=entry.name, flag="--" + name.replace("_", "-"), default=entry.default, **entry.metadata)
+    default = {} if entry.metadata["kind"] == "pairs" else entry.default
+    return Setting(attribute=entry.name, flag="--" + name.replace("_", "-"), default=default, **entry.metadata)
 
 
 TABLE: tuple[Setting, ...] = tuple(_setting(entry) for entry in fields(Settings))

@@ -1,0 +1,82 @@
+"""`python -m daemon`: one daemon process, from the command line to its exit code.
+
+Owns the order of what can refuse to start: settings, run directory, journal. Must never exit 0 after anything but an
+ordered end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from daemon.app import Daemon
+from daemon.clock import Clock, SystemClock
+from daemon.config import load, recorded, unknown_variables
+from daemon.exits import DaemonError, Exit
+from daemon.logs import open_log
+from daemon.processes import die_with_parent
+from daemon.run_dir import RunDir, default_path
+from daemon.settings_table import Settings
+from ipc.errors import EndpointError
+from journal.errors import JournalBusy, JournalError
+from journal.opening import open_journal
+from journal.storage import DiskStorage
+from journal.writer import JournalSettings
+
+ABOUT = "The scheduler daemon: journal, core and ranks, without an HTTP front end."
+
+
+def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any) -> Exit:
+    """Open the journal of a claimed run directory and run one life on it; raises DaemonError when it cannot start."""
+    rules = JournalSettings(policy=settings.journal_sync, segment_bytes=settings.journal_segment_bytes)
+    try:
+        writer, recovered = open_journal(DiskStorage(run_dir.journal), rules, bytes.fromhex(clock.token()))
+    except JournalBusy as error:
+        raise DaemonError(Exit.IN_USE, str(error)) from error
+    except (JournalError, OSError) as error:
+        raise DaemonError(Exit.JOURNAL, f"the journal in {run_dir.journal} cannot be opened: {error}") from error
+    for note in recovered.notes:
+        log.warning("JournalRepaired", note=note)
+    log.info("JournalOpened", sequence=recovered.last_sequence, lives=recovered.lives, clean=recovered.clean)
+    return trio.run(Daemon(settings, run_dir, writer, clock, log).run, recovered)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a daemon; returns the exit code (`daemon.exits`)."""
+    die_with_parent()
+    try:
+        settings = load("daemon", list(sys.argv[1:] if argv is None else argv), ABOUT)
+        run_dir = RunDir(default_path(settings))
+        run_dir.prepare()
+        run_dir.claim()
+    except DaemonError as error:
+        sys.stderr.write(f"bandmaster daemon: {error}\n")
+        return error.code
+    except EndpointError as error:
+        sys.stderr.write(f"bandmaster daemon: {error}\n")
+        return Exit.USAGE
+    clock = SystemClock()
+    log, writer = open_log(settings.log_format, settings.log_level, run_dir.logs / "daemon.log", process="daemon")
+    for line in unknown_variables(os.environ):
+        log.warning("UnknownSetting", what=line)
+    log.info("Starting", run_dir=str(run_dir.path), settings=recorded(settings))
+    try:
+        code = serve(settings, run_dir, clock, log)
+    except DaemonError as error:
+        log.error("CannotStart", error=str(error))
+        code = error.code
+    except Exception:
+        log.exception("Failed", actor="daemon")
+        code = Exit.INTERNAL
+    log.info("Ended", code=int(code), meaning=code.name.lower())
+    run_dir.release()
+    writer.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Answers: what the daemon says to a front end's `Ask`, as JSON or text.
+
+Owns the table of questions. Must never change anything except through the engine's orders (`drain`, `flush`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from daemon.core.inputs import FlushAsked
+
+if TYPE_CHECKING:
+    from daemon.app import Daemon
+
+Handler = Callable[[dict[str, int]], Awaitable[tuple[bool, str]]]
+
+FLUSH_WITHIN_S = 5.0
+FLUSH_LOOK_EVERY_S = 0.02
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+class Answers:
+    """The handlers of one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def handlers(self) -> dict[str, Handler]:
+        """Every question by name; `ping` is the gateway's own."""
+        return {
+            "health": self._health,
+            "status": self._status,
+            "metrics": self._metrics,
+            "drain": self._drain,
+            "flush": self._flush,
+        }
+
+    async def _health(self, options: dict[str, int]) -> tuple[bool, str]:
+        """JSON of `Health.report`; ok when ready and making progress."""
+        report = self._daemon.health.report()
+        return report["ready"] and report["progress"], _json(report)
+
+    async def _status(self, options: dict[str, int]) -> tuple[bool, str]:
+        """JSON: the core's view with ages, health, and what is connected."""
+        daemon = self._daemon
+        now_ns = daemon.clock.now_ns()
+        view = daemon.core.view()
+        view["requests"] = [daemon.core.request_view(entry["request"], now_ns) for entry in view["requests"]]
+        return True, _json(
+            {
+                "life": daemon.life,
+                "health": daemon.health.report(),
+                "core": view,
+                "bands": daemon.bands(),
+                "frontends": daemon.gateway.frontends(),
+                "journal": daemon.journal_state(),
+            }
+        )
+
+    async def _metrics(self, options: dict[str, int]) -> tuple[bool, str]:
+        """Prometheus text. A failure in here is answered and counted, and touches nothing else."""
+        daemon = self._daemon
+        try:
+            daemon.refresh_metrics()
+            return True, daemon.metrics.exposition()
+        except Exception as error:  # X8: metrics must not end what serves
+            daemon.observer.complain()
+            return False, f"metrics failed: {error!r}"
+
+    async def _drain(self, options: dict[str, int]) -> tuple[bool, str]:
+        """Stop admitting; the daemon ends when what runs has ended, or at the drain timeout."""
+        self._daemon.engine.drain()
+        return True, _json({"ending": self._daemon.engine.ending, "live_requests": self._daemon.core.gauges()["live"]})
+
+    async def _flush(self, options: dict[str, int]) -> tuple[bool, str]:
+        """Compact the ends; ok once a step behind the request was reported, with the band counts before and after."""
+        daemon = self._daemon
+        engine = daemon.engine
+        if not engine.epoch:
+            return False, _json({"blocked_by": "booting: there is no memory yet"})
+        before, asked_at = daemon.bands(), engine.sent_seq
+        engine.order(FlushAsked(daemon.clock.now_ns(), daemon.core_config.flush_moves_max))
+        with trio.move_on_after(FLUSH_WITHIN_S):
+            while engine.reported_seq <= asked_at:
+                await trio.sleep(FLUSH_LOOK_EVERY_S)
+            return True, _json({"before": before, "after": daemon.bands()})
+        return False, _json({"blocked_by": f"no step was reported within {FLUSH_WITHIN_S:g} s", "before": before})

@@ -1,0 +1,337 @@
+"""App: one nursery of supervised actors, their boot and their end.
+
+Owns the wiring of the actors and the order in which they come and go. Must never outlive a failed actor: the first
+failure ends the epoch, every client gets its end, the failure is on disk, and the exit code says what it was.
+Invariant: the exit code is 0 only when the journal was closed with everything ended and synced.
+
+    boot   journal -> gateway bound -> engine, results, compaction, journal actor, observer, health -> ranks -> epoch
+    end    engine (order carried out) -> Closed -> sync -> gateway drained -> ranks stopped -> journal closed
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from allocator.geometry import Geometry
+from daemon.answers import Answers
+from daemon.clock import Clock
+from daemon.compaction import CompactionWorker
+from daemon.config import recorded
+from daemon.core.inputs import Abandoned, EpochBegan, Input
+from daemon.core.limits import CoreConfig
+from daemon.core.scheduler import SchedulerCore
+from daemon.engine import Engine
+from daemon.exits import DaemonError, Exit
+from daemon.gateway import Gateway
+from daemon.health import Health, Vitals
+from daemon.journal_actor import JournalActor
+from daemon.logs import crash_file
+from daemon.mailbox import (
+    HINTS_MAX,
+    INPUTS_MAX,
+    OBSERVED_MAX,
+    REPORTS_MAX,
+    BandCounts,
+    BecameIdle,
+    Collated,
+    Iteration,
+    StepSent,
+)
+from daemon.metrics import Metrics
+from daemon.observe import Observer
+from daemon.ranks import Epoch, RankSupervisor
+from daemon.results import Collator, DigestMismatch, ResultProcessor
+from daemon.run_dir import RunDir
+from daemon.settings_table import Settings
+from daemon.versions import versions
+from ipc.handshake import Limits
+from ipc.messages import Report
+from journal.opening import Recovered
+from journal.records import DECISION_VERSION, SCHEMA_VERSION, Opened
+from journal.writer import JournalWriter
+
+EPOCH = 1  # one epoch a life: a lost rank ends the daemon
+FINISH_WITHIN_S = 15.0
+GATEWAY_DRAIN_S = 3.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def core_config(settings: Settings) -> CoreConfig:
+    """The core's numbers out of the settings."""
+    return CoreConfig(
+        page_size=settings.page_size,
+        max_running_requests=settings.max_running_requests,
+        max_queued_requests=settings.max_queued_requests,
+        max_batched_tokens=settings.max_num_batched_tokens,
+        chunked_prefill_size=settings.chunked_prefill_size,
+        max_model_len=settings.max_model_len,
+        schedule_policy=settings.schedule_policy,
+        overlap=not settings.disable_overlap,
+        reserve=settings.reserve,
+    )
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What a tree of exception groups is about: its first error with an exit code, else its first error."""
+    leaves: list[BaseException] = []
+    stack = [error]
+    while stack:
+        entry = stack.pop()
+        if isinstance(entry, BaseExceptionGroup):
+            stack.extend(reversed(entry.exceptions))
+        else:
+            leaves.append(entry)
+    return next((leaf for leaf in leaves if isinstance(leaf, DaemonError)), leaves[0])
+
+
+class Daemon:
+    """One life of the daemon, from an open journal to its exit code."""
+
+    def __init__(self, settings: Settings, run_dir: RunDir, writer: JournalWriter, clock: Clock, log: Any) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._writer = writer
+        self.clock = clock
+        self._log = log
+        self._failure: BaseException | None = None
+        self._geometry: Geometry | None = None
+        self._ended = trio.Event()
+        self._hurried = False
+        self.life = clock.token()
+        self.core = SchedulerCore(core_config(settings))
+        self.metrics = Metrics()
+        self._wire()
+
+    def _wire(self) -> None:
+        """Make the actors and the mailboxes between them; nothing runs yet."""
+        settings, clock, log = self._settings, self.clock, self._log
+        to_engine, mailbox = trio.open_memory_channel[Input | Collated](INPUTS_MAX)
+        to_observer, observed = trio.open_memory_channel[Iteration](OBSERVED_MAX)
+        to_compaction, hints = trio.open_memory_channel[StepSent | BecameIdle | BandCounts](HINTS_MAX)
+        to_results, reports = trio.open_memory_channel[Report](REPORTS_MAX)
+        self.observer = Observer(self.metrics, clock, log, observed, EPOCH)
+        self.health = Health(clock, self._vitals, settings.stall_timeout_s, log)
+        self.ranks = RankSupervisor(settings, self._run_dir, clock.token(), log, to_results)
+        self.gateway = Gateway(
+            endpoint=self._run_dir.front_endpoint,
+            life=self.life,
+            limits=Limits(message_bytes_max=settings.request_size_limit_bytes),
+            mailbox=to_engine,
+            names=self.core.frontends,
+            now_ns=clock.now_ns,
+            draw_seed=clock.seed,
+            log=log,
+            asks=Answers(self).handlers(),
+            silence_s=settings.frontend_timeout_s,
+        )
+        self.journal = JournalActor(self._writer, to_engine, self.gateway, clock, log, self.observer.synced)
+        self.results = ResultProcessor(clock, reports, to_engine, to_compaction)
+        self.compaction = CompactionWorker(clock, hints, to_engine, self.core_config.flush_moves_max)
+        self.engine = Engine(
+            self.core,
+            self._writer,
+            clock,
+            mailbox=mailbox,
+            observed=to_observer,
+            hints=to_compaction,
+            ranks=self.ranks,
+            gateway=self.gateway,
+            journal=self.journal,
+            drain_timeout_s=settings.drain_timeout_s,
+        )
+
+    @property
+    def core_config(self) -> CoreConfig:
+        """The core's configuration, as recorded in the journal."""
+        return core_config(self._settings)
+
+    def bands(self) -> dict[str, tuple[int, int, int, int]]:
+        """Live, hole, pending and beyond units by band name, as the ranks reported them last."""
+        names = [band.name for band in self._geometry.stages[0].bands] if self._geometry else []
+        return dict(zip(names, self.observer.bands, strict=False))
+
+    def journal_state(self) -> dict[str, Any]:
+        """How far the journal is, for status."""
+        writer = self._writer
+        return {
+            "last_sequence": writer.last_sequence,
+            "synced_through": writer.synced_through,
+            "unsynced_bytes": writer.unsynced_bytes,
+            "degraded": writer.degraded,
+            "policy": writer.policy,
+        }
+
+    def refresh_metrics(self) -> None:
+        """Set every gauge to what it is now."""
+        metrics = self.metrics
+        metrics.set_core(self.core.gauges())
+        metrics.set_bands(self.bands())
+        metrics.set_events(self.gateway.stats, self.ranks.stats)
+        metrics.journal_unsynced.set(self._writer.unsynced_bytes)
+        metrics.flushes_asked.set(self.compaction.asked)
+
+    def _vitals(self) -> Vitals:
+        engine = self.engine
+        faults = (str(self._failure),) if self._failure is not None else ()
+        live = self.core.gauges()["live"]
+        return Vitals(engine.epoch, engine.ending, self._writer.degraded, live, engine.scheduled_tokens, faults)
+
+    # --- a life
+
+    def open_life(self, recovered: Recovered) -> None:
+        """Write the life's first record and end what an earlier life left behind."""
+        now_ns = self.clock.now_ns()
+        self._writer.append(
+            Opened(
+                now_ns,
+                self.life,
+                SCHEMA_VERSION,
+                DECISION_VERSION,
+                self.core_config,
+                versions(),
+                recorded(self._settings),
+            )
+        )
+        self._writer.flush()
+        unfinished = recovered.unfinished
+        if unfinished.requests or unfinished.next_request > 1:
+            self.engine.order(Abandoned(now_ns, list(unfinished.requests), unfinished.next_request))
+        for request in unfinished.requests:
+            self._log.warning("Abandoned", request=request, reason="fault", detail="an earlier life did not end it")
+
+    async def run(self, recovered: Recovered) -> Exit:
+        """Serve until an order or a failure ended it; returns the exit code."""
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            self.open_life(recovered)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._gateway_task)
+                nursery.start_soon(self._signals, signals)
+                for name, task in (
+                    ("journal", self.journal.run),
+                    ("results", self.results.run),
+                    ("compaction", self.compaction.run),
+                    ("observer", self.observer.run),
+                    ("health", self._health_task),
+                    ("ranks", self._ranks_task),
+                    ("engine", self._engine_task),
+                ):
+                    nursery.start_soon(self._supervise, name, task)
+                await self._ended.wait()
+                await self._finish()
+                nursery.cancel_scope.cancel()
+        return self._exit_code()
+
+    async def _supervise(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
+        """Run one actor; whatever it raises ends the daemon. `Cancelled` passes."""
+        try:
+            await task()
+        except Exception as error:
+            self._fail(name, error)
+
+    async def _gateway_task(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """As `_supervise`; started once the socket is bound, or has failed to be."""
+        bound = False
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.gateway.run)
+                bound = True
+                task_status.started()
+        except Exception as error:
+            self._fail("gateway", error)
+            if not bound:
+                task_status.started()
+
+    async def _health_task(self) -> None:
+        await self.health.run(self._run_dir.logs / "hang.txt")
+
+    async def _engine_task(self) -> None:
+        try:
+            await self.engine.run()
+        finally:
+            self._ended.set()
+
+    async def _ranks_task(self) -> None:
+        async with trio.open_nursery() as nursery:
+            epoch: Epoch = await nursery.start(self.ranks.run, EPOCH)
+            self.results.collator = Collator(EPOCH, self.ranks.ranks)
+            self._geometry = epoch.geometry
+            self.engine.order(EpochBegan(self.clock.now_ns(), epoch.number, epoch.geometry, epoch.facts))
+            self.gateway.open(epoch.facts)
+            self._log.info("EpochBegan", epoch=epoch.number, model=epoch.facts.name, versions=epoch.versions)
+
+    async def _signals(self, signals: Any) -> None:
+        """The first signal is an order, each further one makes it faster."""
+        async for number in signals:
+            self._log.info("Signal", signal=signal.Signals(number).name, ending=self.engine.ending)
+            if self.engine.ending in ("stop", "fault"):
+                self._hurried = True
+                self.engine.hurry()
+            elif number == signal.SIGTERM and not self.engine.ending:
+                self.engine.drain()
+            else:
+                self.engine.stop()
+
+    # --- a failure
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """The first failure counts: keep it on disk, end the epoch, and with it the life."""
+        cause = root_cause(error)
+        if self._failure is not None:
+            self._log.error("FailedToo", actor=name, error=repr(cause))
+            return
+        self._failure = cause
+        expected = isinstance(cause, DaemonError)  # its sentence says it all; the trace is in the crash file
+        self._log.error("Failed", actor=name, error=str(cause), exc_info=None if expected else error)
+        self._dump(name, error)
+        if name == "engine":
+            self._salvage(str(cause))
+        else:
+            self.engine.fault(str(cause), cause.digests if isinstance(cause, DigestMismatch) else [])
+
+    def _dump(self, name: str, error: Exception) -> None:
+        state: dict[str, Any] = {"life": self.life, "settings": recorded(self._settings)}
+        try:
+            state["core"] = self.core.view()
+        except Exception as second:  # the core may be what broke; the trace is worth keeping without it
+            state["core"] = repr(second)
+        try:
+            path = crash_file(self._run_dir.logs, name, error, state)
+        except OSError as second:
+            self._log.error("CrashFileFailed", error=str(second))
+        else:
+            self._log.error("CrashFile", path=str(path))
+
+    def _salvage(self, why: str) -> None:
+        try:
+            self.engine.salvage(why)
+        except Exception as second:
+            self._log.error("SalvageFailed", error=repr(second), effect="front ends learn of the end by the silence")
+
+    # --- the end
+
+    async def _finish(self) -> None:
+        """Close in order, bounded in time; a step that fails makes the end a failure."""
+        with trio.move_on_after(0 if self._hurried else FINISH_WITHIN_S) as scope:
+            await self._supervise("finish", self._close_in_order)
+        if scope.cancelled_caught and not self._hurried and self._failure is None:
+            self._failure = DaemonError(Exit.INTERNAL, f"the end took more than {FINISH_WITHIN_S:g} s")
+        with trio.CancelScope(shield=True):
+            await self.ranks.close()
+        self._writer.close()
+
+    async def _close_in_order(self) -> None:
+        if self._failure is None:
+            self.engine.close(self.engine.ending)
+        await trio.to_thread.run_sync(self._writer.sync)
+        self.gateway.durable(self._writer.synced_through)
+        await self.gateway.drain(GATEWAY_DRAIN_S)
+        await self.ranks.stop(self.engine.ending or "failed")
+
+    def _exit_code(self) -> Exit:
+        if self._failure is None:
+            return Exit.CLEAN
+        return self._failure.code if isinstance(self._failure, DaemonError) else Exit.INTERNAL

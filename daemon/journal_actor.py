@@ -1,0 +1,106 @@
+"""Journal actor: the task that makes written records durable, off the loop.
+
+Owns the calls of `sync` and `compress_finished`, which run in a worker thread. Must never run an fsync on the loop.
+Invariants: an acceptance waits for one sync at most that began after it was written; with nothing unsynced the actor
+sleeps without a timer; a journal that cannot be synced stops admission (`JournalDegraded`) and is tried again every
+second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import trio
+
+from daemon.clock import NS_PER_S, Clock
+from daemon.core.inputs import Input, JournalDegraded
+from journal.errors import JournalFailed
+from journal.writer import JournalWriter
+
+SYNC_EVERY_S = 1.0  # with nobody waiting
+RETRY_EVERY_S = 1.0
+COMPRESS_EVERY_S = 30.0
+
+
+class DurabilitySink(Protocol):
+    """Who holds acceptances until they are on disk: the gateway."""
+
+    def durable(self, synced_through: int) -> None:
+        """The journal is on disk through this record."""
+
+
+class JournalActor:
+    """Syncs at once when an acceptance waits, else once a second while anything is unsynced."""
+
+    def __init__(
+        self,
+        writer: JournalWriter,
+        mailbox: trio.MemorySendChannel[Input],
+        gateway: DurabilitySink,
+        clock: Clock,
+        log: Any,
+        observe_sync: Callable[[float], None],
+    ) -> None:
+        self._writer = writer
+        self._mailbox = mailbox
+        self._gateway = gateway
+        self._clock = clock
+        self._log = log
+        self._observe_sync = observe_sync
+        self._news = trio.Event()
+        self._urgent = False
+        self._degraded = False
+        self._compress_at = 0.0
+
+    def written(self, urgent: bool) -> None:
+        """The engine wrote records; with policy `os` or `always` they are already as durable as they get."""
+        if self._writer.policy != "group":
+            self._gateway.durable(self._writer.synced_through)
+        self._urgent = self._urgent or urgent
+        self._news.set()
+
+    async def run(self) -> None:
+        """Sync until cancelled."""
+        while True:
+            if not self._urgent:
+                await self._wait()
+            self._urgent, self._news = False, trio.Event()
+            if self._writer.unsynced_bytes:
+                await self._sync()
+            if self._degraded:
+                await trio.sleep(RETRY_EVERY_S)
+                self._urgent = True
+            elif trio.current_time() >= self._compress_at:
+                self._compress_at = trio.current_time() + COMPRESS_EVERY_S
+                await trio.to_thread.run_sync(self._writer.compress_finished)
+
+    async def _wait(self) -> None:
+        """Until something urgent is written, or a second passed with anything unsynced."""
+        deadline = math.inf
+        while not self._urgent:
+            if self._writer.unsynced_bytes and deadline == math.inf:
+                deadline = trio.current_time() + SYNC_EVERY_S
+            with trio.move_on_at(deadline) as scope:
+                await self._news.wait()
+            if scope.cancelled_caught:
+                return
+            self._news = trio.Event()
+
+    async def _sync(self) -> None:
+        started_ns = self._clock.now_ns()
+        try:
+            await trio.to_thread.run_sync(self._writer.sync)
+        except JournalFailed as error:
+            if not self._degraded:
+                self._degraded = True
+                self._log.error("JournalDegraded", durable=False, what=str(error))
+                await self._mailbox.send(JournalDegraded(self._clock.now_ns(), False, str(error)))
+            return
+        self._observe_sync((self._clock.now_ns() - started_ns) / NS_PER_S)
+        self._gateway.durable(self._writer.synced_through)
+        if self._degraded:
+            self._degraded = False
+            self._log.warning("JournalDegraded", durable=True, what="")
+            await self._mailbox.send(JournalDegraded(self._clock.now_ns(), True, ""))

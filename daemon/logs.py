@@ -1,0 +1,114 @@
+"""Logs: structured lines, written by a thread of their own so that a slow terminal or disk never holds up a loop.
+
+Owns the writer thread and its bounded queue. Must never raise into the code that logs and never block it: when the
+queue is full lines are dropped and counted, and the next line that fits says how many. Lines go to the log file as
+JSON, and to stderr as JSON or readable text. Event names are the names of the records and decisions.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+import structlog
+
+QUEUE_LINES_MAX = 10_000
+CLOSE_WITHIN_S = 2.0
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class LineWriter:
+    """The thread behind the log: takes event dictionaries, writes lines."""
+
+    def __init__(self, file: Path | None, pretty: bool, stream: IO[str] | None = None) -> None:
+        self.dropped = 0
+        self._file = file.open("a", encoding="utf-8") if file is not None else None
+        self._stream = stream or sys.stderr
+        self._json = structlog.processors.JSONRenderer(default=str)
+        colors = pretty and self._stream.isatty()
+        self._stderr: Any = structlog.dev.ConsoleRenderer(colors=colors) if pretty else self._json
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE_LINES_MAX)
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, event: dict[str, Any]) -> None:
+        """Queue one line; never blocks."""
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Write what is queued, for a bounded time."""
+        try:
+            self._queue.put(None, timeout=CLOSE_WITHIN_S)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_WITHIN_S)
+        if self._file is not None and not self._thread.is_alive():
+            self._file.close()
+
+    def _run(self) -> None:
+        while (event := self._queue.get()) is not None:
+            if self.dropped:
+                event["lines_dropped"], self.dropped = self.dropped, 0
+            if self._file is not None:
+                self._write(self._file, self._json(None, "", dict(event)))
+            self._write(self._stream, self._stderr(None, "", event))
+
+    @staticmethod
+    def _write(target: IO[str], line: str | bytes) -> None:
+        """A full disk or a closed terminal must not end the thread: the next line may fit again."""
+        try:
+            target.write(f"{line if isinstance(line, str) else line.decode()}\n")
+            target.flush()
+        except (OSError, ValueError):
+            return
+
+
+class _Logger:
+    """What structlog calls with the finished event dictionary."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def msg(self, **event: Any) -> None:
+        """Pass the event on."""
+        self._writer.put(event)
+
+    debug = info = warning = error = critical = exception = msg
+
+
+def open_log(settings_format: str, level: str, file: Path | None, **ids: Any) -> tuple[Any, LineWriter]:
+    """A bound structlog logger whose lines carry `ids`, and its writer, to be closed at the very end."""
+    pretty = settings_format == "pretty" or (settings_format == "auto" and sys.stderr.isatty())
+    writer = LineWriter(file, pretty)
+    log = structlog.wrap_logger(
+        _Logger(writer),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _keep,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+    )
+    return log.bind(**ids), writer
+
+
+def _keep(logger: Any, method: str, event: Any) -> Any:
+    """Hand the dictionary over as it is: rendering belongs to the writer's thread."""
+    return (), event
+
+
+def crash_file(folder: Path, name: str, error: BaseException, state: dict[str, Any]) -> Path:
+    """Write what is known about a fatal error to `logs/crash-NAME.txt`; raises OSError when even that fails."""
+    path = folder / f"crash-{name}.txt"
+    trace = "".join(traceback.format_exception(error))
+    body = structlog.processors.JSONRenderer(default=str, indent=1)(None, "", state)
+    path.write_text(f"{trace}\n{body if isinstance(body, str) else body.decode()}\n", encoding="utf-8")
+    return path

@@ -1,0 +1,113 @@
+"""Metrics: the daemon's Prometheus registry; names as in vLLM where the meaning is the same.
+
+Owns the registry and its metric objects. Must never change anything that serves: it reads what it is given. Gauges
+are set when somebody asks for them; counters and histograms follow the engine's iterations (`observe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from daemon.core.reasons import EndReason
+
+PREFIX = "bandmaster:"
+QUEUE_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.3, 1, 3, 10, 30, 120)
+STEP_BUCKETS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 3, 10)
+CORE_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 3e-3, 1e-2, 0.1)
+SYNC_BUCKETS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1)
+TOKEN_BUCKETS = (1, 10, 30, 100, 300, 1000, 3000, 10_000, 100_000)
+BAND_STATES = ("live", "hole", "pending", "beyond")
+
+# Gauges of the core and the metric each is shown as.
+CORE_GAUGES = {
+    "running": ("num_requests_running", "requests that have a row and decode"),
+    "waiting": ("num_requests_waiting", "requests in the queue"),
+    "prefilling": ("num_requests_prefilling", "requests whose prompt is being computed"),
+    "parked": ("num_requests_parked", "requests that hold memory and make no progress at the moment"),
+    "in_flight": ("num_steps_in_flight", "forwards sent and not reported"),
+    "capacity_pages": ("capacity_pages", "pages that an empty arena holds"),
+    "draining": ("draining", "1 while nothing new is admitted"),
+}
+# Totals of the core and the counter each is shown as.
+CORE_TOTALS = {
+    "received_total": ("requests_received", "requests that arrived, choices counted"),
+    "refused_total": ("requests_refused", "requests refused, choices counted"),
+    "accepted_total": ("requests_accepted", "requests accepted, choices counted"),
+    "prompt_tokens_total": ("prompt_tokens", "prompt tokens scheduled"),
+    "output_tokens_total": ("generation_tokens", "output tokens committed"),
+    "retractions_total": ("num_preemptions", "requests that gave everything back and wait again"),
+    "retracted_tokens_total": ("retracted_tokens", "tokens whose computation a retraction threw away"),
+    "parks_total": ("parks", "times a request was parked"),
+    "stalls_total": ("stalls", "times work waited and no token was scheduled for long"),
+    "steps_total": ("steps", "steps sent to the ranks"),
+    "forwards_total": ("forwards", "steps with a forward"),
+}
+
+
+class Metrics:
+    """Every metric of the daemon."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._gauges = {name: self._gauge(shown, text) for name, (shown, text) in CORE_GAUGES.items()}
+        self._totals = {name: self._counter(shown, text) for name, (shown, text) in CORE_TOTALS.items()}
+        self._told: dict[str, int] = dict.fromkeys(self._totals, 0)
+        self._bands = self._gauge("units", "units per band and state", ["band", "state"])
+        self._gateway = self._gauge("gateway_events", "counters of the gateway, hostile messages among them", ["event"])
+        self._ranks = self._gauge("rank_stream_events", "counters of the rank streams", ["event"])
+        self.success = self._counter("request_success", "ended choices by reason", ["finished_reason"])
+        for reason in EndReason:
+            self.success.labels(reason.value)
+        self.queue_time = self._histogram("request_queue_time_seconds", "from arrival to admission", QUEUE_BUCKETS)
+        self.first_token = self._histogram(
+            "daemon_time_to_first_token_seconds", "from arrival at the daemon to the first token", QUEUE_BUCKETS
+        )
+        self.prompt_length = self._histogram("request_prompt_tokens", "prompt tokens of ended choices", TOKEN_BUCKETS)
+        self.output_length = self._histogram(
+            "request_generation_tokens", "output tokens of ended choices", TOKEN_BUCKETS
+        )
+        self.forward_time = self._histogram("forward_seconds", "from launch to tokens, slowest rank", STEP_BUCKETS)
+        self.core_time = self._histogram("core_seconds", "core and journal encoding of one iteration", CORE_BUCKETS)
+        self.write_time = self._histogram("journal_write_seconds", "the one write of an iteration", CORE_BUCKETS)
+        self.sync_time = self._histogram("journal_sync_seconds", "one fsync of the journal", SYNC_BUCKETS)
+        self.journal_sequence = self._gauge("journal_sequence", "newest journal record")
+        self.journal_unsynced = self._gauge("journal_unsynced_bytes", "journal bytes not known on disk")
+        self.flushes_asked = self._gauge("flushes_asked", "opportunistic flushes asked for")
+        self.observe_failures = self._counter("observe_failures", "failures inside metrics and logs themselves")
+
+    def set_core(self, gauges: Mapping[str, int]) -> None:
+        """Take over the core's gauges and totals."""
+        for name, gauge in self._gauges.items():
+            gauge.set(gauges.get(name, 0))
+        for name, counter in self._totals.items():
+            now = gauges.get(name, 0)
+            counter.inc(max(0, now - self._told[name]))
+            self._told[name] = now
+
+    def set_bands(self, bands: Mapping[str, tuple[int, int, int, int]]) -> None:
+        """Units per band, as the ranks reported them last."""
+        for name, states in bands.items():
+            for state, units in zip(BAND_STATES, states, strict=True):
+                self._bands.labels(name, state).set(units)
+
+    def set_events(self, gateway: Mapping[str, int], ranks: Mapping[str, int]) -> None:
+        """Plain counters of the sockets."""
+        for name, count in gateway.items():
+            self._gateway.labels(name).set(count)
+        for name, count in ranks.items():
+            self._ranks.labels(name).set(count)
+
+    def exposition(self) -> str:
+        """Everything in Prometheus text format."""
+        return generate_latest(self.registry).decode()
+
+    def _gauge(self, name: str, text: str, labels: list[str] | None = None) -> Gauge:
+        return Gauge(PREFIX + name, text, labels or [], registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
+        return Counter(PREFIX + name, text, labels or [], registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, text, buckets=buckets, registry=self.registry)

@@ -1,0 +1,169 @@
+"""Observe: the task that turns engine iterations into metrics and log lines.
+
+Owns the times of live requests. Must never touch serving: a failure in here is counted, logged once a minute and
+forgotten (X8). Invariants: one canonical line per ended choice; lines carry the ids they concern; nothing here is read
+by anything that decides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from daemon.clock import NS_PER_MS, NS_PER_S, Clock
+from daemon.core.inputs import Arrived, Input
+from daemon.core.outputs import Decided, Outputs, TokenColumns
+from daemon.core.reasons import Verdict
+from daemon.mailbox import Iteration
+from daemon.metrics import Metrics
+from ipc.messages import Accepted, Finished, Refused
+
+COMPLAIN_EVERY_S = 60.0
+LOGGED_AT_INFO = frozenset({Verdict.DRAINING, Verdict.STALLED, Verdict.RETRACTED, Verdict.PARKED, Verdict.UNPARKED})
+
+
+@dataclass(slots=True)
+class Times:
+    """When one choice arrived, was admitted first, and had its first token; 0: not yet."""
+
+    arrived_ns: int
+    frontend: str
+    admitted_ns: int = 0
+    first_token_ns: int = 0
+
+
+class Observer:
+    """Follows every request from its arrival to its canonical line."""
+
+    def __init__(
+        self, metrics: Metrics, clock: Clock, log: Any, observed: trio.MemoryReceiveChannel[Iteration], epoch: int = 1
+    ) -> None:
+        self.bands: list[tuple[int, int, int, int]] = []  # as reported last
+        self._metrics = metrics
+        self._clock = clock
+        self._log = log
+        self._observed = observed
+        self._times: dict[int, Times] = {}
+        self._without_token: set[int] = set()
+        self._complain_at = -math.inf
+        self._epoch = epoch
+
+    async def run(self) -> None:
+        """Observe until the engine's side is closed."""
+        async for iteration in self._observed:
+            self.take(iteration)
+
+    def take(self, iteration: Iteration) -> None:
+        """Take one iteration in; never raises."""
+        try:
+            self._take(iteration)
+        except Exception:  # a metric must not end the daemon
+            self.complain()
+
+    def complain(self) -> None:
+        """Count a failure of our own; called in its exception handler. One line a minute at most."""
+        if trio.current_time() >= self._complain_at:
+            self._complain_at = trio.current_time() + COMPLAIN_EVERY_S
+            self._log.exception("ObserveFailed", effect="metrics or log lines are incomplete; serving goes on")
+        try:
+            self._metrics.observe_failures.inc()
+        except Exception:  # the registry itself is broken: the line above has said so
+            return
+
+    def synced(self, seconds: float) -> None:
+        """One fsync took this long; never raises."""
+        try:
+            self._metrics.sync_time.observe(seconds)
+        except Exception:  # as in `take`
+            self.complain()
+
+    def _take(self, iteration: Iteration) -> None:
+        metrics = self._metrics
+        metrics.core_time.observe(iteration.core_ns / NS_PER_S)
+        metrics.write_time.observe(iteration.flush_ns / NS_PER_S)
+        metrics.journal_sequence.set(iteration.sequence)
+        for collated in iteration.collated:
+            if collated.forward_us:
+                metrics.forward_time.observe(collated.forward_us / 1e6)
+            self.bands = collated.bands or self.bands
+        for item, outputs in zip(iteration.inputs, iteration.outputs, strict=True):
+            self._follow(item, outputs)
+
+    def _follow(self, item: Input, outputs: Outputs) -> None:
+        if outputs.tokens is not None and self._without_token:
+            self._first_tokens(outputs.tokens, item.now_ns)
+        for reply in outputs.replies:
+            if isinstance(reply.message, Accepted) and isinstance(item, Arrived):
+                self._accepted(item, reply.message)
+        for decided in outputs.decisions:
+            self._decided(decided)
+        for reply in outputs.replies:
+            if isinstance(reply.message, Finished):
+                self._finished(item.now_ns, reply.message)
+            elif isinstance(reply.message, Refused):
+                refused = reply.message
+                self._log.info(
+                    "Refused",
+                    id=refused.id,
+                    code=refused.code,
+                    field=refused.field,
+                    limit=refused.limit,
+                    value=refused.value,
+                )
+
+    def _accepted(self, item: Arrived, accepted: Accepted) -> None:
+        for request in range(accepted.first_request, accepted.first_request + accepted.n):
+            if request not in self._times:  # an id sent twice is answered twice and is one request
+                self._times[request] = Times(item.now_ns, item.frontend)
+                self._without_token.add(request)
+
+    def _first_tokens(self, tokens: TokenColumns, now_ns: int) -> None:
+        for request in self._without_token.intersection(tokens.requests.tolist()):
+            times = self._times[request]
+            times.first_token_ns = now_ns
+            self._metrics.first_token.observe((now_ns - times.arrived_ns) / NS_PER_S)
+            self._without_token.discard(request)
+
+    def _decided(self, decided: Decided) -> None:
+        times = self._times.get(decided.request)
+        if decided.verdict == Verdict.ADMITTED and times is not None and not times.admitted_ns:
+            times.admitted_ns = decided.now_ns
+            self._metrics.queue_time.observe((decided.now_ns - times.arrived_ns) / NS_PER_S)
+        ids = {"request": decided.request} if decided.request else {}
+        write = self._log.info if decided.verdict in LOGGED_AT_INFO else self._log.debug
+        if decided.verdict == Verdict.STALLED:
+            write = self._log.error
+        write(str(decided.verdict).capitalize(), **ids, reason=decided.reason, by=decided.by, **decided.numbers)
+
+    def _finished(self, now_ns: int, finished: Finished) -> None:
+        times = self._times.pop(finished.request, None)
+        if times is None:
+            return  # an end that was told again
+        self._without_token.discard(finished.request)
+        metrics = self._metrics
+        metrics.success.labels(finished.reason).inc()
+        metrics.prompt_length.observe(finished.prompt_tokens)
+        metrics.output_length.observe(finished.output_tokens)
+        self._log.info(
+            "Finished",
+            request=finished.request,
+            id=finished.id,
+            choice=finished.choice,
+            frontend=times.frontend,
+            epoch=self._epoch,
+            reason=finished.reason,
+            detail=finished.detail,
+            prompt_tokens=finished.prompt_tokens,
+            output_tokens=finished.output_tokens,
+            cached_tokens=finished.cached_tokens,
+            queue_ms=_ms(times.arrived_ns, times.admitted_ns),
+            first_token_ms=_ms(times.arrived_ns, times.first_token_ns),
+            total_ms=_ms(times.arrived_ns, now_ns),
+        )
+
+
+def _ms(start_ns: int, end_ns: int) -> float | None:
+    return round((end_ns - start_ns) / NS_PER_MS, 3) if end_ns else None

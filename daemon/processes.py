@@ -1,0 +1,116 @@
+"""Processes: how a child is started, watched and ended, and how it learns that its parent is gone.
+
+Owns the handles of our own children. Must never signal a process that this process did not start, nor a process group.
+Invariant: a child is waited for through its pidfd, so a pid that was reused is never mistaken for it.
+
+Children are started on the main thread: the death signal of a child follows the thread that forked it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import trio
+
+PARENT_VARIABLE = "BANDMASTER_PARENT"
+PR_SET_PDEATHSIG = 1
+SOURCE_ROOT = Path(__file__).resolve().parent.parent
+
+
+def die_with_parent(death_signal: signal.Signals = signal.SIGINT) -> None:
+    """A child's first call: ask the kernel for a signal when our parent dies; it is raised now if that has happened."""
+    expected = os.environ.pop(PARENT_VARIABLE, "")
+    if not expected:
+        return  # started by hand: nobody to follow
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != int(expected):
+        signal.raise_signal(death_signal)
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs one of our modules with this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a child of ours: it finds our packages from any directory and knows its parent."""
+    path = environ.get("PYTHONPATH", "")
+    entries = [str(SOURCE_ROOT), *filter(None, path.split(os.pathsep))]
+    return {
+        **environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(entries)),
+        "PYTHONUNBUFFERED": "1",
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+
+
+class Child:
+    """One process of ours, in a session of its own: a terminal's Ctrl-C reaches only the parent, which passes it on."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            list(command),
+            env=child_environment(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            start_new_session=True,
+        )
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._one_waiter = trio.Lock()  # trio lets one task wait for a descriptor
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it lives."""
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        """Until it has ended; returns its exit code. Any number of tasks may wait."""
+        async with self._one_waiter:
+            while self._process.poll() is None:
+                await trio.lowlevel.wait_readable(self._pidfd)
+        return int(self._process.returncode)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self._process.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    async def end(self, patience_s: float, number: int | None = signal.SIGTERM) -> int:
+        """Signal it (None: it was told already), wait, kill it when the patience is over; returns the exit code."""
+        if number is not None:
+            self.send_signal(number)
+        with trio.move_on_after(patience_s):
+            return await self.wait()
+        self.send_signal(signal.SIGKILL)
+        return await self.wait()
+
+    def close(self) -> None:
+        """Kill it if it lives, reap it, and give the handle back; never waits for long."""
+        if self._pidfd >= 0:
+            self.send_signal(signal.SIGKILL)
+            self._process.wait()
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def exit_text(code: int) -> str:
+    """An exit code in words."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
