@@ -25,6 +25,7 @@ SHELL_SHARED = (
     "daemon.processes",
     "daemon.clock",
     "daemon.logs",
+    "daemon.run_dir",
 )
 
 

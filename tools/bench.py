@@ -1,0 +1,40 @@
+"""`bandmaster bench`: which benchmark measures what.
+
+Owns the list of benchmarks. Must never measure anything itself. Each benchmark prints a table, or with `--json` one
+object with a list `rows`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+# name -> (module with main(argv), what it measures)
+BENCHMARKS: dict[str, tuple[str, str]] = {
+    "core": ("tools.bench_core", "one scheduler iteration without a model: core, logical chain, journal to a file"),
+    "serve": ("tools.bench_serve", "a server over HTTP: tokens per second and latencies at given concurrencies"),
+    "idle": ("tools.bench_idle", "processor time of all processes of a server that has nothing to do"),
+    "model": ("tools.bench_model", "the forward of a model on this machine, beside `transformers`"),
+}
+
+
+def usage() -> str:
+    """The list of benchmarks as text."""
+    lines = [f"  {name:6} {text}" for name, (_, text) in BENCHMARKS.items()]
+    return "\n".join(["usage: bandmaster bench NAME [--json] [options]", "", *lines, ""])
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark named first; 2 for an unknown name."""
+    if argv[:1] in ([], ["-h"], ["--help"]):
+        sys.stdout.write(usage())
+        return 0 if argv else 2
+    if argv[0] not in BENCHMARKS:
+        sys.stderr.write(f"there is no benchmark {argv[0]!r}\n{usage()}")
+        return 2
+    module = importlib.import_module(BENCHMARKS[argv[0]][0])
+    return int(module.main(argv[1:]) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
