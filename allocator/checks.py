@@ -2,7 +2,8 @@
 
 Owns the table `INVARIANTS` and the level. Must never read the environment: the level (`BANDMASTER_INVARIANTS` = 0, 1
 warn, 2 strict) is passed in. Fatal ones raise at every level, because going on would corrupt live data; the others
-are silent at 0, collected in `Checks.found` at 1 (the shell logs and drains it) and raise at 2.
+are silent at 0, collected in `Checks.found` at 1 (the shell logs and drains it) and raise at 2. At 2 every chain also
+recounts itself after each step.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Checks:
 
     __slots__ = ("found", "level")
 
-    def __init__(self, level: int = STRICT) -> None:
+    def __init__(self, level: int = WARN) -> None:
         if level not in (OFF, WARN, STRICT):
             raise ValueError(f"the invariant level must be 0, 1 or 2, not {level}")
         self.level = level

@@ -74,7 +74,8 @@ class LogicalBands:
     def apply(self, op: Op) -> None:
         """Applies an op with explicit ids; raises InvariantBroken, with nothing changed, where it does not hold."""
         if isinstance(op, Flush):
-            assert op.moves_max >= 0
+            if op.moves_max < 0:
+                self._checks.broken("op.canonical", f"a flush of {op.moves_max} moves")
             return
         columns = op_columns(op.parts, len(self.kinds), self._checks)
         if isinstance(op, Take):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from allocator.capacity import CapacityForm, CapacityRefusal, Demand
-from allocator.checks import Checks, some
+from allocator.checks import STRICT, Checks, some
 from allocator.columns import Int32s
 from allocator.digest import advance
 from allocator.errors import CapacityRefused
@@ -25,6 +25,8 @@ from allocator.geometry import Geometry
 from allocator.logical.bands import LogicalBands, OptionalIds
 from allocator.ops import Free, Op, Take
 from allocator.parts import make_parts
+
+ANSWERS_MAX = 1024  # remembered refusals and consents between two changes
 
 
 class Taken(NamedTuple):
@@ -59,6 +61,8 @@ class LogicalChain:
         """None when the demand fits beside what is live; otherwise why not. Reads only."""
         if demand in self._answers:
             return self._answers[demand]
+        if len(self._answers) >= ANSWERS_MAX:
+            self._answers.clear()
         answer = self._answers[demand] = self.form.refusal(self.counts, demand)
         return answer
 
@@ -145,6 +149,8 @@ class LogicalChain:
 
     def step_digest(self, seq: int, ops: list[Op]) -> bytes:
         """Advances the chained logical digest by one step and returns it (16 bytes); `seq` is dense from 1."""
+        if self.checks.level >= STRICT:
+            self.check()
         return self._state.end_step(seq, ops)
 
     def state_digest(self) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allocator.checks import Checks, some
+from allocator.checks import STRICT, Checks, some
 from allocator.columns import I32, Int32s
 from allocator.digest import START, advance
 from allocator.effects import Effect, canonical_bytes
@@ -81,6 +81,8 @@ class PhysicalChain:
         if self._effects is None:
             self.checks.broken("chain.step_order", f"step {self._steps.seq} ends before its ops were applied")
         assert self._effects is not None
+        if self.checks.level >= STRICT:
+            self.check()
         self._steps.end()
         numbers = [self._steps.seq]
         for band in self._stored:
