@@ -22,13 +22,17 @@ class Reference:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
 
         self._torch = torch
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=getattr(torch, dtype), local_files_only=True
         )
         self._model.eval()
+        self._model.generation_config = GenerationConfig()  # nothing of the model's own defaults: greedy and neutral
         eos = self._model.config.eos_token_id
         self.eos_ids: list[int] = [] if eos is None else list(eos) if isinstance(eos, list | tuple) else [int(eos)]
 
@@ -59,9 +63,7 @@ class Reference:
         )
         ids = self._torch.tensor([list(prompt)], dtype=self._torch.int64)
         with self._torch.inference_mode():
-            made = self._model.generate(
-                ids, attention_mask=self._torch.ones_like(ids), generation_config=config, use_model_defaults=False
-            )
+            made = self._model.generate(ids, attention_mask=self._torch.ones_like(ids), generation_config=config)
         return [int(token) for token in made[0, len(prompt) :]]
 
     def margins(self, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
