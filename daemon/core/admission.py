@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from daemon.core.endings import end
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import EndReason, Verdict
-from daemon.core.requests import Request
+from daemon.core.requests import QUEUED, Request
 from daemon.core.rows import Batch, Rows
 from daemon.core.state import CoreState
 
@@ -67,7 +67,10 @@ class PrefillBudget:
 
 def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
     """Add chunks of new requests to the plan, in the queue's order, until something runs out."""
-    if not len(core.queue) or plan.budget_tokens <= 0:
+    if not len(core.queue):
+        return
+    if plan.budget_tokens <= 0:
+        _waits(core.queue.first(1)[0], "budget", {"limit": core.config.max_batched_tokens}, now_ns, out)
         return
     if core.throttled_steps and core.holding:
         _waits(core.queue.first(1)[0], "throttled", {"steps": core.throttled_steps}, now_ns, out)
@@ -87,7 +90,7 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
             continue
         if not _fits(core, request, budget, plan, now_ns, out):
             return
-        if request.state.value not in ("waiting", "retracted"):
+        if request.state not in QUEUED:
             continue  # it ended as unschedulable
         resident_taken |= count < target
         _plan_new(core, request, budget, plan, count, target)

@@ -41,17 +41,17 @@ class Memory:
 
     def refusal(self, pages: int) -> CapacityRefusal | None:
         """Why `pages` more do not fit now, or None. Changes nothing that can be seen."""
-        self._settle()
+        self.settle()
         return self.chain.refusal((pages,))
 
     def room_pages(self, planned_pages: int) -> int:
         """The most pages that still fit beside `planned_pages` that are not taken yet; 0 when those do not fit."""
-        self._settle()
+        self.settle()
         return max(0, self.chain.max_extra((planned_pages,)))
 
     def take(self, pages: int) -> Int32s:
         """Take pages, lowest ids first; the caller has asked `refusal` with the same number."""
-        self._settle()
+        self.settle()
         taken = self.chain.take((pages,))
         self._ops.append(taken.op)
         return taken.ids[0]
@@ -63,21 +63,22 @@ class Memory:
 
     def flush(self, moves_max: int) -> None:
         """Ask every physical chain for an opportunistic flush in the step being formed."""
-        self._settle()
+        self.settle()
         self._ops.append(Flush(moves_max))
 
     def seal(self, seq: int) -> tuple[list[Op], bytes]:
         """The ops of step `seq` and the chained logical digest after them; the next step starts empty."""
-        self._settle()
+        self.settle()
         ops, self._ops = self._ops, []
         return ops, self.chain.step_digest(seq, ops)
 
     def live_units(self) -> tuple[int, ...]:
-        """Live units per band, with everything given back."""
-        self._settle()
+        """Live units per band, in chain order, with everything given back."""
+        self.settle()
         return self.chain.live_units()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Tell the chain what was given back; every input ends with it, so that no later look can change the ops."""
         if self._returned:
             pages = self._returned[0] if len(self._returned) == 1 else np.concatenate(self._returned)
             self._returned = []

@@ -105,9 +105,9 @@ def _retract_one(core: CoreState, needy: Rows, refusal: CapacityRefusal, now_ns:
     core.throttled_steps = THROTTLE_STEPS
     if core.config.reserve != "full":
         core.share_ppm = min(SHARE_ONE_PPM, core.share_ppm + SHARE_RAISE_PPM)
-    by = int(core.rows.request[needy].min())
+    others = [number for number in core.rows.request[needy].tolist() if number != victim.number]
     numbers = {"pages_short": refusal.units_short, "stage": refusal.stage, "band": refusal.band}
-    retract(core, victim, 0 if by == victim.number else by, numbers, now_ns, out)
+    retract(core, victim, min(others, default=0), numbers, now_ns, out)
     return True
 
 

@@ -70,6 +70,8 @@ class SchedulerCore:
         """Apply one input; the outputs are the caller's and are never touched again."""
         out = Outputs()
         self._handlers[type(item)](item, out)
+        if self._state.memory is not None:
+            self._state.memory.settle()
         out.wants_tick = self._wants_tick()
         out.due_ns = self._due_ns(item.now_ns)
         return out

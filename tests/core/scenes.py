@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from daemon.core.limits import CoreConfig
-from tests.core.world import World
+from ipc.messages import Sampling
+from tests.core.world import NEUTRAL, World
 
 
-def crowd(pages: int, chunk: int, prompt: int, head_start: int) -> World:
+def crowd(pages: int, chunk: int, prompt: int, head_start: int, sampling: Sampling = NEUTRAL) -> World:
     """Eight requests grow by a page per step beside one long prompt that arrives `head_start` steps later.
 
     The estimate lets all in; the memory does not hold them to the end.
@@ -18,11 +19,11 @@ def crowd(pages: int, chunk: int, prompt: int, head_start: int) -> World:
     )
     world = World(config, pages=pages)
     for k in range(8):
-        world.send(f"s{k}", 1, 13)
+        world.send(f"s{k}", 1, 13, sampling=sampling)
     for _ in range(head_start):
         world.tick()
         world.report()
-    world.send("long", prompt, 1)
+    world.send("long", prompt, 1, sampling=sampling)
     return world
 
 

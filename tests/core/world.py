@@ -45,7 +45,7 @@ NEUTRAL = Sampling(temperature=0.0)
 def geometry(pages: int, page_size: int = 4) -> Geometry:
     """One stage, one band of full attention with room for exactly `pages` pages."""
     stage = StageGeometry(UNIT_BYTES * (pages + 1), UNIT_BYTES, [BandGeometry("full", "full", UNIT_BYTES)])
-    return Geometry(page_size, pages, 0, [stage])
+    return Geometry(page_size, 2 * pages, 0, [stage])
 
 
 def facts(vocab_size: int = 97, max_model_len: int = 512) -> ModelFacts:

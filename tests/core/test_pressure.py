@@ -1,0 +1,199 @@
+"""Pressure: the ladder's rungs in order, its victims, protection, parking, and the two answers that end a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from allocator.capacity import CapacityRefusal
+from daemon.core.limits import CoreConfig
+from daemon.core.memory import Memory
+from tests.core.scenes import (
+    chunk_retracted,
+    chunk_retracted_while_parked,
+    drive,
+    last_row_parks,
+    parked_and_shrunk,
+    stage,
+)
+from tests.core.world import World
+
+SCENES = [parked_and_shrunk, chunk_retracted, chunk_retracted_while_parked, last_row_parks]
+
+
+def overcommitted(**changes: object) -> World:
+    """Three requests of equal length whose outputs cannot all be held; the estimate lets them in."""
+    config: dict[str, object] = {"page_size": 1, "max_running_requests": 3, "max_batched_tokens": 64} | changes
+    world = World(CoreConfig(**config), pages=60)  # type: ignore[arg-type]
+    for k in range(3):
+        world.send(f"r{k}", 8 + k, 20, priority=k)
+    return world
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_scene_comes_to_rest_with_the_right_tokens(scene: object) -> None:
+    """Whatever rung was used, each client gets exactly the tokens of a lone run."""
+    world = scene()  # type: ignore[operator]
+    world.run()
+    world.check_rest()
+    assert {client.finished[0].reason for client, _ in world.by_request.values()} == {"length"}
+
+
+def test_the_cheapest_to_redo_is_retracted_and_told_with_numbers() -> None:
+    """The victim is the one with the fewest tokens; the decision says by whom, what was lost and how often."""
+    world = overcommitted()
+    drive(world, lambda: bool(world.verdicts("retracted")))
+    (decision,) = world.verdicts("retracted")
+    assert decision.request == 1
+    assert decision.by in (2, 3)
+    assert decision.numbers["pages"] == decision.numbers["tokens"] >= 8
+    assert decision.numbers["times"] == 1
+    assert decision.numbers["pages_short"] >= 1
+    assert stage(world, "r0") == "retracted", "queued again in the same iteration"
+    world.run()
+    world.check_rest()
+
+
+def test_low_priority_is_retracted_first_under_the_priority_policy() -> None:
+    """Priority comes before cost when victims are chosen."""
+    world = overcommitted(schedule_policy="priority")
+    world.send("cheap", 2, 3, priority=9)
+    drive(world, lambda: bool(world.verdicts("retracted")))
+    assert world.verdicts("retracted")[0].request == 1
+    world.run()
+    world.check_rest()
+
+
+def test_nothing_is_admitted_while_throttled() -> None:
+    """After a retraction the next steps admit nobody, and the waiting head is told why."""
+    world = overcommitted()
+    drive(world, lambda: bool(world.verdicts("retracted")))
+    admitted = len(world.verdicts("admitted"))
+    before = len([step for step in world.steps if step.forward])
+    drive(world, lambda: len(world.verdicts("admitted")) > admitted)
+    assert len([step for step in world.steps if step.forward]) - before >= 4
+    assert any(decision.reason == "throttled" for decision in world.verdicts("waits"))
+    world.run()
+    world.check_rest()
+
+
+def test_full_reserve_never_retracts() -> None:
+    """With `reserve` full only what fits at its longest is admitted: no retraction, no park."""
+    world = overcommitted(reserve="full")
+    world.run()
+    world.check_rest()
+    assert world.core.gauges()["retractions_total"] == world.core.gauges()["parks_total"] == 0
+
+
+@pytest.mark.parametrize("retracts_max", [0, 1, 2])
+def test_a_request_is_retracted_at_most_so_often(retracts_max: int) -> None:
+    """The bound holds, and protected requests still come to their end because they were admitted to fit."""
+    world = overcommitted(retracts_max=retracts_max)
+    for k in range(6):
+        world.send(f"more{k}", 5, 30)
+    world.run()
+    world.check_rest()
+    ended = world.verdicts("ended")
+    assert max(decision.numbers["retractions"] for decision in ended) <= retracts_max
+
+
+def test_a_parked_chunk_keeps_what_it_holds_and_is_told_once() -> None:
+    """Parking changes no page, happens without an end, and is decided once per episode."""
+    world = parked_and_shrunk()
+    drive(world, lambda: stage(world, "long") == "parked_chunk")
+    number = world.clients["fe", "long"].accepted.first_request
+    view = world.core.request_view(number)
+    assert view is not None
+    start = view["extent"][0]
+    assert view["pages"] == start > 0
+    drive(world, lambda: stage(world, "long") != "parked_chunk")
+    verdicts = [decision.verdict for decision in world.decisions if decision.request == number]
+    assert [verdict for verdict in verdicts if verdict in ("parked", "unparked")] == ["parked", "unparked"]
+    shrunk = world.verdicts("shrunk")
+    drive(world, lambda: len(world.verdicts("shrunk")) > len(shrunk))
+    numbers = world.verdicts("shrunk")[-1].numbers
+    assert 0 < numbers["tokens"] < numbers["wanted_tokens"]
+    world.run()
+    world.check_rest()
+
+
+class Disagreeing:
+    """A chain whose answers can be turned to no; it still takes honestly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refuse = False
+        honest, room = Memory.refusal, Memory.room_pages
+
+        def refusal(memory: Memory, pages: int) -> CapacityRefusal | None:
+            return honest(memory, 10**6) if self.refuse else honest(memory, pages)
+
+        monkeypatch.setattr(Memory, "refusal", refusal)
+        monkeypatch.setattr(Memory, "room_pages", lambda memory, planned: 0 if self.refuse else room(memory, planned))
+
+
+def test_a_lone_parked_chunk_ends_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else holds memory and the chunk still does not fit: it ends with that reason and where it lacked."""
+    chain = Disagreeing(monkeypatch)
+    world = World(CoreConfig(page_size=4, max_batched_tokens=8, max_running_requests=2))
+    world.send("r", 20, 4)
+    world.tick()
+    world.report()
+    chain.refuse = True
+    world.tick()
+    assert world.finished("r").reason == "memory"
+    assert "band full" in world.finished("r").detail
+    chain.refuse = False
+    world.run()
+    world.check_rest()
+
+
+def test_a_chunk_does_not_end_while_others_hold_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With company, or with a forward in flight, the chunk parks and waits."""
+    chain = Disagreeing(monkeypatch)
+    world = World(CoreConfig(page_size=4, max_batched_tokens=8, max_running_requests=2))
+    world.send("r", 20, 4)
+    world.tick()
+    chain.refuse = True
+    world.tick()
+    assert stage(world, "r") == "parked_chunk"
+    chain.refuse = False
+    world.run()
+    world.check_rest()
+    assert world.finished("r").reason == "length"
+
+
+def test_what_can_never_fit_ends_as_unschedulable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing holds memory, nothing is in flight and the head does not fit: it ends instead of blocking the queue."""
+    chain = Disagreeing(monkeypatch)
+    world = World(CoreConfig(page_size=4, max_running_requests=2))
+    world.send("a", 5, 2)
+    world.send("b", 5, 2)
+    chain.refuse = True
+    world.tick()
+    assert {world.finished(id).reason for id in ("a", "b")} == {"unschedulable"}
+    assert "band full" in world.finished("a").detail
+    world.run()
+    world.check_rest()
+
+
+def test_a_livelock_is_detected_and_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token scheduled for `stall_steps` ticks with work waiting and nothing in flight: one report, then a timer."""
+    chain = Disagreeing(monkeypatch)
+    world = World(CoreConfig(page_size=1, max_running_requests=1, stall_steps=5, overlap=False))
+    world.send("r", 3, 9)
+    world.send("next", 3, 9)
+    world.tick()
+    world.report()
+    chain.refuse = True
+    world.run()
+    (stalled,) = world.verdicts("stalled")
+    assert stalled.numbers["ticks"] == 5
+    assert stalled.numbers["live"] == 2
+    assert world.core.gauges()["stalls_total"] == 1
+    out = world.tick()
+    assert out.due_ns == world.now_ns + 1_000_000_000, "it is tried again later"
+    assert not out.wants_tick
+    chain.refuse = False
+    world.tick()
+    world.run()
+    world.check_rest()
+    assert world.finished("r").reason == world.finished("next").reason == "length"
