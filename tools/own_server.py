@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 45.0
 POLL_S = 0.05
-TAIL_CHARACTERS = 4000
+TAIL_CHARACTERS = 2000
 
 
 class ServerFailed(Exception):
