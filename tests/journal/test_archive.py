@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+
 import pytest
 
 from journal.archive import compress_segments
@@ -34,6 +37,21 @@ def test_only_finished_segments_are_compressed() -> None:
     tick(writer)
     _, recovered = begin(disk.killed(), life="b")
     assert recovered.last_sequence == before[-1] + 1
+
+
+def test_archives_outlive_the_machine() -> None:
+    """A plain file is removed only when its archive and the archive's name are on disk."""
+    rng = random.Random(1)
+    for seed in range(60):
+        rng.seed(seed)
+        disk = ModeledDisk()
+        writer = three_segments(disk)
+        writer.sync()
+        before = sequences(disk)
+        disk.fail_at, disk.forever = disk.operations + rng.randint(1, 20), True
+        with contextlib.suppress(OSError):
+            writer.compress_finished()
+        assert sequences(disk.crashed(rng)) == before
 
 
 def test_every_operation_of_compression_fails_once() -> None:

@@ -148,6 +148,51 @@ def test_failed_fsync_is_not_retried_in_place() -> None:
         assert sequences(disk.crashed(rng)) == [1, 2, 3, 4, 5]
 
 
+def test_unsynced_segment_is_replaced() -> None:
+    """A segment in which nothing was synced, its own name perhaps included, is replaced under the same number."""
+    disk = ModeledDisk()
+    writer, _ = open_journal(disk, SETTINGS, ID)
+    writer.append(opened())
+    writer.flush()
+    disk.fail_at = disk.operations + 2  # the sync of the file succeeds, that of the directory fails
+    writer.sync()
+    assert disk.log[disk.fail_at - 1] == "sync_directory"
+    assert sorted(disk.files) == ["0000000001.kvj"]
+    tick(writer)
+    writer.sync()
+    assert sequences(disk.crashed(random.Random(0))) == [1, 2]
+
+
+def test_earlier_life_is_synced_before_it_is_named() -> None:
+    """What a killed daemon left in the page cache is made durable before the next segment names it."""
+    rng = random.Random(3)
+    for _ in range(30):
+        disk = ModeledDisk()
+        writer = start(disk, SETTINGS)
+        tick(writer, 5)
+        disk = disk.killed()
+        begin(disk, SETTINGS, life="b")
+        assert sequences(disk.crashed(rng)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_cut_bytes_outlive_the_machine() -> None:
+    """The bytes that were cut off are durable before the file they came from is cut."""
+    rng = random.Random(4)
+    for _ in range(30):
+        disk = ModeledDisk()
+        writer = start(disk, SETTINGS)
+        tick(writer, 3)
+        writer.sync()
+        name = "0000000001.kvj"
+        del disk.files[name].data[-5:]
+        disk.files[name].sync()
+        tail = disk.read(name)[-43:]
+        disk = disk.killed()
+        begin(disk, SETTINGS, life="b")
+        crashed = disk.crashed(rng)
+        assert tail in [crashed.read(held) for held in crashed.names() if held.endswith(".cut")]
+
+
 def test_full_disk_holds_the_step() -> None:
     """When no file takes the records they stay held; a later flush writes them once, in order, when there is room."""
     disk = ModeledDisk()

@@ -120,6 +120,9 @@ def test_rotation_while_the_loop_writes() -> None:
     assert len(segment_names(disk.names())) == 2
     assert sequences(disk) == list(range(1, writer.last_sequence + 1))
     assert writer.unsynced_bytes > 0
+    walk = Walk(disk)
+    list(walk.records())
+    assert [found.row.label for found in walk.findings] == ["clean_end"], "the old segment keeps a superseded tail"
     killed = disk.killed()
     _, recovered = begin(killed)
     assert recovered.last_sequence == writer.written_through
