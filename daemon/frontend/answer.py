@@ -22,6 +22,8 @@ from daemon.frontend.streaming import StreamSink, WholeSink
 
 DISCARD_FACTOR = 4  # how far beyond the limit an oversized body is read, so that its client sees the answer
 
+LEAVE_ROUNDS = 5  # turns of the loop in which cancelled tasks leave their streams by themselves
+
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
     """The whole body; raises ApiError 413 or 408. Returns early, with what came, when the client hangs up."""
@@ -102,12 +104,16 @@ class Answer:
             raise error
 
     async def _listen(self, receive: Receive, scope: trio.CancelScope) -> None:
-        """Ends the work when the client hangs up: the daemon first, then our own tasks."""
+        """Ends the work when the client hangs up. A task that cannot be cancelled now (it may be inside a send to a
+        client that does not read) must not keep the daemon at work."""
         while (await receive())["type"] != "http.disconnect":
             pass
+        scope.cancel()
+        with trio.CancelScope(shield=True):
+            for _ in range(LEAVE_ROUNDS):
+                await trio.lowlevel.checkpoint()
         if self._generation is not None:
             self._generation.abort()
-        scope.cancel()
 
     async def _work(self, scope: Scope, body: bytes, send: Send) -> None:
         service = self._service

@@ -14,7 +14,7 @@ from daemon.frontend.choice import Choice
 from daemon.frontend.errors import SUCCESSES, ApiError, end_error, lost_error, refusal_error
 from daemon.frontend.prepare import Prepared
 from daemon.frontend.service import Service
-from ipc.client import Tokens
+from ipc.client_stream import Tokens
 from ipc.errors import DaemonLost
 from ipc.messages import Accepted, Finished, Refused
 
@@ -84,7 +84,7 @@ class Generation:
             raise self._error
 
     def abort(self) -> None:
-        """Tell the daemon now, whatever this request's own task is stuck in."""
+        """Tell the daemon to end what is still open here."""
         for stream in self._streams:
             stream.abort()
 

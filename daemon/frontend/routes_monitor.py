@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import trio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -32,7 +33,7 @@ class MonitorRoutes:
             return None
         try:
             return await self._service.daemon.ask(what, {}, timeout_s=ASK_TIMEOUT_S)
-        except (DaemonLost, TimeoutError):
+        except (DaemonLost, trio.TooSlowError):
             return None
 
     async def _state(self) -> dict[str, Any]:

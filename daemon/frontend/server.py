@@ -63,6 +63,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(BACKLOG)  # clients may connect from now on; they are answered when the server runs
     except OSError as error:
         text = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port"
         raise DaemonError(Exit.USAGE, text) from error

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from daemon.frontend.chat_template import ChatTemplate
-from daemon.frontend.errors import DOWN, REFUSALS, ApiError, retry_headers
+from daemon.frontend.errors import DOWN, ApiError, retry_headers
 from daemon.frontend.metrics import Metrics
 from daemon.frontend.prepare import Model
 from daemon.frontend.tokenizer import Tokenizer
@@ -22,14 +22,26 @@ from ipc.messages import Answer, Generate, Welcome
 
 TOKENIZE_INLINE_BYTES = 16 * 1024  # a larger body is prepared in a thread: about 5 ms of tokenization
 PREPARE_THREADS = 4
+RETRY_AFTER_MS = 1000
+
+
+def unavailable(code: str, message: str) -> ApiError:
+    """A 503 that invites another try."""
+    return ApiError(503, message, DOWN, None, code, retry_headers(503, RETRY_AFTER_MS))
 
 
 class Daemon(Protocol):
     """The part of `ipc.client.DaemonClient` that the front end uses."""
 
-    connected: bool
-    welcome: Welcome | None
     lost_reason: str
+
+    @property
+    def connected(self) -> bool:
+        """A daemon has welcomed us and is not found lost."""
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """What the present daemon serves; None without one."""
 
     def generate(self, message: Generate) -> Any:
         """An async context manager with the request's event stream."""
@@ -58,6 +70,7 @@ class Service:
     log: Any = field(default_factory=lambda: structlog.get_logger("frontend"))
     threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(PREPARE_THREADS))
     open_requests: int = 0
+    _met: bool = False  # a daemon was connected once
     idle: trio.Event = field(default_factory=trio.Event)  # set when draining and no request is open
 
     def drain(self) -> None:
@@ -72,23 +85,18 @@ class Service:
             self.idle.set()
 
     def model(self) -> Model:
-        """What requests are prepared with; raises ApiError 503 while the daemon has not said what it serves."""
+        """What requests are prepared with; raises ApiError 503 while there is no daemon to say what it serves."""
         welcome = self.daemon.welcome
         if welcome is None:
-            reason = self.daemon.lost_reason or "the daemon is starting"
-            raise self._unavailable("not_ready", f"The model is not ready: {reason}")
+            code = "daemon_lost" if self._met else "not_ready"
+            raise unavailable(code, f"The daemon does not serve at the moment: {self.daemon.lost_reason}")
+        self._met = True
         return Model(self.tokenizer, self.template, (self.served_name or welcome.facts.name,), welcome.facts)
 
     def check_open(self) -> None:
-        """Raises ApiError 503 when nothing new can be taken: this process is stopping, or the daemon is away."""
+        """Raises ApiError 503 when this process is stopping and takes nothing new."""
         if self.draining:
-            raise self._unavailable("draining", "The server is stopping and takes no new requests")
-        if self.daemon.welcome is not None and not self.daemon.connected:
-            raise self._unavailable("daemon_lost", f"The daemon does not answer: {self.daemon.lost_reason}")
-
-    def _unavailable(self, code: str, message: str) -> ApiError:
-        row = REFUSALS.get(code)
-        return ApiError(503, message, row.type if row else DOWN, None, code, retry_headers(503, 1000))
+            raise unavailable("draining", "The server is stopping and takes no new requests")
 
     async def prepare(self, function: Any, *arguments: Any, size_bytes: int) -> Any:
         """`function(*arguments)`, in a thread when the body is large; abandoned when the client hangs up."""

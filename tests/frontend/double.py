@@ -14,7 +14,7 @@ from allocator.columns import i64, pack_i32, pack_i64
 from daemon.frontend.app import build_app
 from daemon.frontend.chat_template import ChatTemplate
 from daemon.frontend.service import Service
-from ipc.client import Tokens
+from ipc.client_stream import Tokens
 from ipc.errors import DaemonLost
 from ipc.messages import Accepted, Answer, Finished, Generate, Logprobs, ModelFacts, Refused, Welcome
 from tests.frontend.tokenizers_made import EOS, TEMPLATE, byte_level
@@ -142,7 +142,7 @@ def says(text: str, reason: str = "stop", per_event: int = 1) -> Script:
                     break
                 part = ids[start : start + per_event]
                 sent += len(part)
-                yield Tokens(choice, part, [], [], 1)
+                yield Tokens(choice, part)
                 await trio.lowlevel.checkpoint()
             yield finished(message, reason, sent, choice)
 
