@@ -50,6 +50,7 @@ from daemon.settings_table import Settings
 from daemon.versions import versions
 from ipc.handshake import Limits
 from ipc.messages import Report
+from journal.errors import JournalFailed
 from journal.opening import Recovered
 from journal.records import DECISION_VERSION, SCHEMA_VERSION, Opened
 from journal.writer import JournalWriter
@@ -139,6 +140,7 @@ class Daemon:
             observed=to_observer,
             hints=to_compaction,
             ranks=self.ranks,
+            results=self.results,
             gateway=self.gateway,
             journal=self.journal,
             drain_timeout_s=settings.drain_timeout_s,
@@ -207,23 +209,36 @@ class Daemon:
         """Serve until an order or a failure ended it; returns the exit code."""
         with trio.open_signal_receiver(*SIGNALS) as signals:
             self.open_life(recovered)
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self._gateway_task)
-                nursery.start_soon(self._signals, signals)
-                for name, task in (
-                    ("journal", self.journal.run),
-                    ("results", self.results.run),
-                    ("compaction", self.compaction.run),
-                    ("observer", self.observer.run),
-                    ("health", self._health_task),
-                    ("ranks", self._ranks_task),
-                    ("engine", self._engine_task),
-                ):
-                    nursery.start_soon(self._supervise, name, task)
-                await self._ended.wait()
-                await self._finish()
-                nursery.cancel_scope.cancel()
+            try:
+                await self._live(signals)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self.ranks.close()
+        try:
+            self._writer.close()
+        except JournalFailed as error:
+            self._log.error("JournalNotClosed", error=str(error))
+            self._failure = self._failure or DaemonError(Exit.JOURNAL, str(error))
         return self._exit_code()
+
+    async def _live(self, signals: Any) -> None:
+        """All actors, from their start until everything that must be told at the end is told."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._gateway_task)
+            nursery.start_soon(self._signals, signals)
+            for name, task in (
+                ("journal", self.journal.run),
+                ("results", self.results.run),
+                ("compaction", self.compaction.run),
+                ("observer", self.observer.run),
+                ("health", self._health_task),
+                ("ranks", self._ranks_task),
+                ("engine", self._engine_task),
+            ):
+                nursery.start_soon(self._supervise, name, task)
+            await self._ended.wait()
+            await self._finish()
+            nursery.cancel_scope.cancel()
 
     async def _supervise(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run one actor; whatever it raises ends the daemon. `Cancelled` passes."""
@@ -319,9 +334,6 @@ class Daemon:
             await self._supervise("finish", self._close_in_order)
         if scope.cancelled_caught and not self._hurried and self._failure is None:
             self._failure = DaemonError(Exit.INTERNAL, f"the end took more than {FINISH_WITHIN_S:g} s")
-        with trio.CancelScope(shield=True):
-            await self.ranks.close()
-        self._writer.close()
 
     async def _close_in_order(self) -> None:
         if self._failure is None:

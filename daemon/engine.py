@@ -49,6 +49,13 @@ class StepSink(Protocol):
         """Send one encoded step to every rank, in seq order, without waiting."""
 
 
+class Expecter(Protocol):
+    """Who waits for the reports of steps: the result processor."""
+
+    def expect(self, step: Step) -> None:
+        """A step is about to be sent."""
+
+
 class ReplySink(Protocol):
     """Where tokens and replies go: the gateway."""
 
@@ -83,6 +90,7 @@ class Engine:
         observed: trio.MemorySendChannel[Iteration],
         hints: trio.MemorySendChannel[StepSent | BecameIdle | BandCounts],
         ranks: StepSink,
+        results: Expecter,
         gateway: ReplySink,
         journal: JournalWaker,
         drain_timeout_s: float,
@@ -99,6 +107,7 @@ class Engine:
         self._observed = observed
         self._hints = hints
         self._ranks = ranks
+        self._results = results
         self._gateway = gateway
         self._journal = journal
         self._drain_timeout_ns = int(drain_timeout_s * NS_PER_S)
@@ -221,6 +230,7 @@ class Engine:
         await self._write(seen)
         seen.core_ns, seen.flush_ns = fed_ns - now_ns, self._clock.now_ns() - fed_ns
         for step, data in steps:
+            self._results.expect(step)
             self._ranks.send_step(step, data)
         for outputs in seen.outputs:
             if outputs.tokens is not None or outputs.replies:

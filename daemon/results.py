@@ -10,8 +10,7 @@ tensor ranks of a stage; the sampled digest of each last-stage rank with the tok
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,16 +22,14 @@ from daemon.core.inputs import Input, Reported
 from daemon.exits import DaemonError, Exit
 from daemon.mailbox import BandCounts, BecameIdle, Collated, StepSent
 from ipc.digests import SAMPLED_START, sampled_digest
-from ipc.messages import Report
+from ipc.messages import Report, Step
 from journal.records import Digested
-
-RECENT_MAX = 64  # steps whose digests a mismatch writes to the journal
 
 RankId = tuple[int, int]  # stage, tensor rank
 
 
 class DigestMismatch(DaemonError):
-    """Two sides of the decide-once contract disagree about step `seq`; `digests` has the recent ones of both."""
+    """Two sides of the decide-once contract disagree about step `seq`; `digests` are all that it was reported with."""
 
     def __init__(self, seq: int, what: str, left: str, right: str, digests: list[Digested]) -> None:
         super().__init__(Exit.RANK, f"{what} digests differ at step {seq}: {left} against {right}")
@@ -44,7 +41,7 @@ class ReportRefused(DaemonError):
     """A rank reported something that no correct rank can."""
 
     def __init__(self, report: Report, what: str) -> None:
-        super().__init__(Exit.RANK, f"rank {report.stage}.{report.rank} reported step {report.seq}: {what}")
+        super().__init__(Exit.RANK, f"{_who(report)} reported step {report.seq}: {what}")
 
 
 class Pending(NamedTuple):
@@ -66,11 +63,11 @@ class Collator:
         self._pending: dict[int, Pending] = {}
         self._next_seq = 1
         self._sampled = SAMPLED_START
-        self._recent: deque[Digested] = deque(maxlen=RECENT_MAX * len(self._ranks))
 
-    def sent(self, seq: int, logical: bytes) -> None:
-        """A step went to the ranks."""
-        self._pending[seq] = Pending(logical, {})
+    def expect(self, step: Step) -> None:
+        """A step goes to the ranks."""
+        assert step.epoch == self._epoch, f"step of epoch {step.epoch} in epoch {self._epoch}"
+        self._pending[step.seq] = Pending(step.logical, {})
 
     def add(self, report: Report, now_ns: int) -> list[Collated]:
         """Take one report; returns the steps that are complete with it, in order. Raises DigestMismatch."""
@@ -102,38 +99,33 @@ class Collator:
             Digested(self._epoch, seq, report.stage, report.rank, report.logical, report.layout, report.sampled)
             for report in reports
         ]
-        self._recent.extend(digests)
         speaker = pending.reports[self._last_stage[0]]
-        self._compare_logical(seq, pending)
-        self._compare_layouts(seq, pending)
-        self._compare_sampled(seq, pending, speaker)
+        self._sampled = sampled_digest(self._sampled, seq, speaker.rows, speaker.generations, speaker.tokens)
+        difference = next(self._differences(pending, speaker), None)
+        if difference is not None:
+            raise DigestMismatch(seq, *difference, digests)
         reported = Reported(
             now_ns, self._epoch, seq, speaker.rows, speaker.generations, speaker.tokens, speaker.logprobs
         )
         return Collated(digests, reported, _bands(reports), max(report.forward_us for report in reports))
 
-    def _compare_logical(self, seq: int, pending: Pending) -> None:
-        for rank in self._ranks:
-            self._compare(seq, "logical", "the daemon", pending.logical, rank, pending.reports[rank].logical)
-
-    def _compare_layouts(self, seq: int, pending: Pending) -> None:
-        first: dict[int, Report] = {}
+    def _differences(self, pending: Pending, speaker: Report) -> Iterator[tuple[str, str, str]]:
+        """What differs, and both sides by name and digest; the chained sampled digest is over what the core is told."""
+        leaders: dict[int, Report] = {}
         for rank in self._ranks:
             report = pending.reports[rank]
-            leader = first.setdefault(rank[0], report)
-            self._compare(seq, "layout", f"rank {leader.stage}.{leader.rank}", leader.layout, rank, report.layout)
+            if report.logical != pending.logical:
+                yield "logical", f"the daemon {pending.logical.hex()}", f"{_who(report)} {report.logical.hex()}"
+            leader = leaders.setdefault(rank[0], report)
+            if report.layout != leader.layout:
+                yield "layout", f"{_who(leader)} {leader.layout.hex()}", f"{_who(report)} {report.layout.hex()}"
+            if rank in self._last_stage and report.sampled != self._sampled:
+                told = f"the tokens told by {_who(speaker)} {self._sampled.hex()}"
+                yield "sampled", told, f"{_who(report)} {report.sampled.hex()}"
 
-    def _compare_sampled(self, seq: int, pending: Pending, speaker: Report) -> None:
-        """The chained digest over what the core is told must be what each last-stage rank sampled."""
-        self._sampled = sampled_digest(self._sampled, seq, speaker.rows, speaker.generations, speaker.tokens)
-        for rank in self._last_stage:
-            told = f"the tokens of rank {speaker.stage}.{speaker.rank}"
-            self._compare(seq, "sampled", told, self._sampled, rank, pending.reports[rank].sampled)
 
-    def _compare(self, seq: int, what: str, left: str, left_digest: bytes, rank: RankId, digest: bytes) -> None:
-        if left_digest != digest:
-            right = f"rank {rank[0]}.{rank[1]} {digest.hex()}"
-            raise DigestMismatch(seq, what, f"{left} {left_digest.hex()}", right, list(self._recent))
+def _who(report: Report) -> str:
+    return f"rank {report.stage}.{report.rank}"
 
 
 def _bands(reports: list[Report]) -> list[tuple[int, int, int, int]]:
@@ -161,13 +153,18 @@ class ResultProcessor:
         self._mailbox = mailbox
         self._hints = hints
 
+    def expect(self, step: Step) -> None:
+        """A step is about to be sent to the ranks."""
+        assert self.collator is not None, "a step before the epoch began"
+        self.collator.expect(step)
+
     async def run(self) -> None:
         """Collate until cancelled; raises DigestMismatch or ReportRefused, which end the epoch."""
         async for report in self._reports:
             assert self.collator is not None, "a report came before the epoch began"
             for collated in self.collator.add(report, self._clock.now_ns()):
+                self._hint(collated)  # first: at idle the worker must judge by these counts
                 await self._mailbox.send(collated)
-                self._hint(collated)
 
     def _hint(self, collated: Collated) -> None:
         try:

@@ -100,6 +100,13 @@ class RunDir:
             os.close(self._lock)
             self._lock = -1
 
+    def sweep(self) -> None:
+        """Remove socket and pid files that killed processes left; does nothing while the directory has an owner."""
+        if self.owner() or self.orphans():
+            return
+        for file in (self.path / "front.sock", self.path / "ranks.sock", self._pid_file, self._ranks_file):
+            file.unlink(missing_ok=True)
+
     def note_ranks(self, pids: list[int]) -> None:
         """Write down the rank processes, for whoever comes after us."""
         self._ranks_file.write_text("".join(f"{pid} {process_started(pid)}\n" for pid in pids))

@@ -1,0 +1,55 @@
+"""`bandmaster`: the one command; finds the subcommand and imports only its module.
+
+Owns the table of subcommands. Must never import anything heavy: `bandmaster --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A subcommand: its module, whose `main(argv)` returns the exit code, and what it does."""
+
+    module: str
+    about: str
+
+
+COMMANDS: dict[str, Command] = {
+    "serve": Command("daemon.launcher", "serve a model over the OpenAI API: everything, started and ended together"),
+    "daemon": Command("daemon.__main__", "the scheduler daemon with its ranks, without HTTP"),
+    "frontend": Command("daemon.frontend.__main__", "an HTTP front end of a running daemon"),
+    "replay": Command("tools.replay", "feed a journal to a fresh core: check every step, or stop at a record"),
+    "verify": Command("tools.verify", "read a journal's checksums and links"),
+    "bench": Command("tools.bench", "measure: core, serve, model, idle"),
+    "parity": Command("tools.parity", "compare a server's greedy tokens with the reference implementation"),
+    "keys": Command("tools.keys", "make CURVE keys for tcp endpoints"),
+    "check": Command("tools.check", "format, lint, types and tests of a source tree"),
+}
+
+
+def usage() -> str:
+    """The list of subcommands."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: bandmaster COMMAND [ARGUMENTS]", "", *lines, "", "bandmaster COMMAND --help says more."])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns its exit code, 2 for one that does not exist."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(usage() + "\n")
+        return 0 if arguments else 2
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        sys.stderr.write(f"bandmaster: there is no command {arguments[0]!r}\n\n{usage()}\n")
+        return 2
+    return int(importlib.import_module(command.module).main(arguments[1:]) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
