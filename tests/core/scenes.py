@@ -66,4 +66,4 @@ def drive(world: World, until: Callable[[], bool]) -> None:
 def stage(world: World, id: str) -> str:
     """The stage of a live request, or `ended`."""
     stages = {entry["id"]: entry["stage"] for entry in world.core.view()["requests"]}
-    return stages.get(id, "ended")
+    return str(stages.get(id, "ended"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -306,7 +308,7 @@ def test_a_report_that_does_not_fit_breaks_the_epoch() -> None:
 def test_outputs_are_never_touched_again() -> None:
     """Columns handed out keep their values while the core goes on."""
     world = World(SMALL)
-    kept = []
+    kept: list[tuple[Any, list[Any]]] = []
     for k in range(4):
         world.send(f"r{k}", 3 + k, 9)
     while world.wants_tick or world.reports_waiting:

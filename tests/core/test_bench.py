@@ -1,0 +1,25 @@
+"""The bench of the core: it runs, and its JSON has the fields that others read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tools.bench_core import main
+
+
+def test_bench_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """One row per concurrency, in order, with positive times."""
+    assert main(["--running", "1,5", "--steps", "20", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["running"] for row in rows] == [1, 5]
+    for row in rows:
+        assert 0 < row["step_ms_p50"] <= row["step_ms_p99"]
+        assert row["journal_us_p50"] > 0
+
+
+def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json a table for people."""
+    assert main(["--running", "2", "--steps", "5"]) == 0
+    assert "running" in capsys.readouterr().out
