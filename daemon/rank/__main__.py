@@ -1,0 +1,81 @@
+"""`python -m daemon.rank`: one rank process, started by the daemon.
+
+Owns arguments, logging and the exit code. The token that proves who started it comes in BANDMASTER_RANK_TOKEN, so that
+it is in no process list. SIGINT is left to the daemon: a terminal's Ctrl-C reaches the whole group, and the daemon
+decides how its ranks end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import structlog
+import trio
+
+from daemon.rank.errors import RankError
+from daemon.rank.loop import EXIT_FAULT, Place, RankLoop
+from ipc.errors import IpcError
+from ipc.streams import RankStream
+
+TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"
+
+
+def configure_logs(place: Place) -> None:
+    """JSON lines on stderr; every line carries stage and rank."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(stage=place.stage, rank=place.rank)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Arguments: where the daemon listens, and which rank this is."""
+    parser = argparse.ArgumentParser(prog="python -m daemon.rank", description="One rank of a Bandmaster daemon.")
+    parser.add_argument("--endpoint", required=True, help="where the daemon's rank socket is, as ipc:// or tcp://")
+    parser.add_argument("--stage", type=int, default=0, help="pipeline stage")
+    parser.add_argument("--rank", type=int, default=0, help="tensor rank within the stage")
+    parser.add_argument("--token", default="", help=f"token for Join; better given in {TOKEN_VARIABLE}")
+    return parser.parse_args(argv)
+
+
+async def serve(endpoint: str, place: Place, token: str) -> int:
+    """Connect and serve one epoch; returns the exit code. What the stream refuses ends the rank with a logged line."""
+    code = EXIT_FAULT
+    stream = RankStream(endpoint, stage=place.stage, rank=place.rank, token=token)
+    try:
+        code = await RankLoop(stream, place).run()
+    except* (IpcError, RankError, trio.TooSlowError) as group:
+        structlog.get_logger("rank").error("cannot go on", errors=[repr(error) for error in group.exceptions])
+    finally:
+        await stream.aclose()
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank; 0 after Stop, 1 after a fault, 3 when the daemon or the parent is gone."""
+    arguments = parse(argv)
+    place = Place(arguments.stage, arguments.rank)
+    configure_logs(place)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    token = arguments.token or os.environ.pop(TOKEN_VARIABLE, "")
+    return trio.run(serve, arguments.endpoint, place, token)
+
+
+if __name__ == "__main__":
+    code = main()
+    # The work thread may be inside a forward that nobody waits for any more: leave without joining it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

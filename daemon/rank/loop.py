@@ -1,0 +1,183 @@
+"""The rank's trio loop: messages in and out, heartbeats, and leaving when the daemon is gone.
+
+Owns the stream to the daemon and the work thread's mail. Must never compute: nothing here waits for a forward.
+Life: Join -> Hello -> (load in the work thread) -> Ready -> Begin -> steps and reports -> Stop. Invariants: one report
+per step, in seq order; after a Fault nothing more is sent; when the daemon or the parent process is gone, the process
+ends, whatever the work thread is doing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from allocator.geometry import Geometry
+from daemon.rank.errors import StepRefused
+from daemon.rank.runner import Prepared, Runner, open_runner
+from daemon.rank.step_worker import StepWorker
+from daemon.rank.work_thread import BeginWork, Begun, Diverged, Failed, Product, WorkThread
+from ipc.messages import Begin, Fault, Heartbeat, Hello, RankSettings, Ready, Report, Step, Stop
+from ipc.streams import RankStream
+
+HEARTBEAT_S = 1.0
+JOIN_TIMEOUT_S = 60.0
+
+EXIT_STOPPED = 0
+EXIT_FAULT = 1
+EXIT_ORPHANED = 3  # the daemon or the parent process is gone
+
+log = structlog.get_logger("rank")
+
+
+class Place(NamedTuple):
+    """Where this rank stands: its pipeline stage and its tensor rank within it."""
+
+    stage: int
+    rank: int
+
+
+class RankLoop:
+    """One epoch of one rank; `run` returns the process's exit code."""
+
+    def __init__(self, stream: RankStream, place: Place) -> None:
+        self._stream = stream
+        self._place = place
+        self._received = 0
+        self._reported = 0
+        self._exit_code = EXIT_STOPPED
+        self._settings: RankSettings
+        self._prepared: Prepared
+        send, self._products = trio.open_memory_channel[Product](math.inf)  # bounded by the steps in flight
+        token = trio.lowlevel.current_trio_token()
+
+        def deliver(product: Product) -> None:
+            token.run_sync_soon(send.send_nowait, product)
+
+        self._thread = WorkThread(deliver)
+
+    async def run(self) -> int:
+        """Serve one epoch; 0 after Stop, 1 after a Fault, 3 when orphaned."""
+        hello = await self._stream.join(os.getpid(), JOIN_TIMEOUT_S)
+        log.info("joined", epoch=hello.epoch, model=hello.settings.model_name, runner=hello.settings.runner)
+        self._thread.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._heartbeats)
+            nursery.start_soon(self._watch_parent, nursery.cancel_scope)
+            nursery.start_soon(self._watch_daemon, nursery.cancel_scope)
+            try:
+                await self._serve(hello)
+            finally:
+                nursery.cancel_scope.cancel()
+        return self._exit_code
+
+    async def _serve(self, hello: Hello) -> None:
+        self._settings = hello.settings
+        runner = open_runner(hello.settings, self._place.stage, self._place.rank)
+        self._thread.put(runner)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._deliver, nursery.cancel_scope)
+            await self._receive(runner)
+            nursery.cancel_scope.cancel()
+
+    async def _receive(self, runner: Runner) -> None:
+        """Messages to the work thread, until Stop."""
+        while True:
+            message = await self._stream.recv()
+            match message:
+                case Step():
+                    self._received = message.seq
+                    self._thread.put(message)
+                case Begin():
+                    self._thread.put(self._begin(message, runner))
+                case Stop():
+                    log.info("stopped", why=message.why, reported=self._reported)
+                    return
+                case _:
+                    raise StepRefused(f"unexpected {type(message).__name__} after Hello")
+
+    def _begin(self, begin: Begin, runner: Runner) -> BeginWork:
+        check_geometry(begin.geometry, self._place.stage, self._prepared)
+        length = self._prepared.facts.max_model_len
+        settings = self._settings
+        return BeginWork(lambda: StepWorker(runner, begin, settings, length, *self._place))
+
+    async def _deliver(self, scope: trio.CancelScope) -> None:
+        """What the work thread made, to the daemon, in order; a failure is reported once and ends the loop."""
+        async for product in self._products:
+            match product:
+                case Report():
+                    await self._stream.send(product)
+                    self._reported = product.seq
+                case Prepared():
+                    await self._ready(product)
+                case Begun():
+                    log.info("begun")
+                case Diverged():
+                    log.error("logical digest differs from the daemon's", seq=product.seq)
+                case Failed():
+                    await self._fault(product)
+                    scope.cancel()
+                    return
+
+    async def _ready(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        log.info("ready", virtual_pages=prepared.virtual_pages, **prepared.versions)
+        for line in prepared.table:
+            log.info("sizing", line=line)
+        ready = Ready(
+            *self._place,
+            geometry=prepared.geometry,
+            virtual_pages=prepared.virtual_pages,
+            virtual_slots=prepared.virtual_slots,
+            facts=prepared.facts,
+            versions=prepared.versions,
+            table=prepared.table,
+        )
+        await self._stream.send(ready)
+
+    async def _fault(self, failed: Failed) -> None:
+        self._exit_code = EXIT_FAULT
+        log.error("fault", seq=failed.seq, what=failed.what, trace=failed.trace)
+        await self._stream.send(Fault(*self._place, failed.seq, failed.what, failed.trace))
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await self._stream.send(Heartbeat(*self._place, self._received, self._reported))
+            await trio.sleep(HEARTBEAT_S)
+
+    async def _watch_parent(self, scope: trio.CancelScope) -> None:
+        """Wait until the process that started this one is gone (by a descriptor of it, not by a signal)."""
+        parent = os.getppid()
+        try:
+            descriptor = os.pidfd_open(parent)
+        except ProcessLookupError:
+            self._orphaned(scope, "parent")
+            return
+        try:
+            if os.getppid() == parent:
+                await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+        self._orphaned(scope, "parent")
+
+    async def _watch_daemon(self, scope: trio.CancelScope) -> None:
+        await self._stream.wait_daemon_gone()
+        self._orphaned(scope, "daemon")
+
+    def _orphaned(self, scope: trio.CancelScope, who: str) -> None:
+        log.error("orphaned", gone=who)
+        self._exit_code = EXIT_ORPHANED
+        scope.cancel()
+
+
+def check_geometry(geometry: Geometry, stage: int, prepared: Prepared) -> None:
+    """Raise StepRefused unless the agreed geometry fits what this rank offered."""
+    mine, offered = geometry.stages[stage], prepared.geometry
+    if mine.bands != offered.bands or mine.chain_start_bytes != offered.chain_start_bytes:
+        raise StepRefused(f"agreed bands {mine.bands} are not the offered ones {offered.bands}")
+    if mine.arena_bytes > offered.arena_bytes:
+        raise StepRefused(f"agreed arena of {mine.arena_bytes} bytes; this rank offered {offered.arena_bytes}")

@@ -1,0 +1,43 @@
+"""Products with fixed weights, in the layout that this machine multiplies fastest.
+
+Owns the packed weights of a CPU model. oneDNN's packed layouts halve the time of a bfloat16 product at every batch size
+seen here (same bits), and run float32 2-3 times as fast as the default library on AMD. Where torch has no such
+operator, or on a GPU, the plain product is used. Invariant: packing changes speed, not meaning.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+PACKED_FOR_ROWS = 16  # the batch size that the layout is chosen for
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether this torch can pack this weight."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in PACKED_DTYPES
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and (weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+class Product:
+    """x W^T + b for `weight` [out, in] and `bias` [out] or None; x [T, in]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.outputs, self.inputs = weight.shape
+        self._bias = bias
+        self._packed = can_pack(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS) if self._packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, out]."""
+        if self._packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return F.linear(x, self._weight, self._bias)

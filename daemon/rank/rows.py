@@ -1,0 +1,84 @@
+"""Rows: what a rank keeps of each running request between steps.
+
+Owns, per row: its generation, its virtual page table, the number of tokens it has stored, its sampling parameters. Must
+never hold a physical unit: translations are made per step. Invariants: a row continues exactly where it stopped; a
+forward with a higher generation starts the row afresh; a lower one is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allocator.columns import Int32s, i32
+from daemon.rank.errors import StepRefused
+from daemon.rank.sampling_table import SamplingTable
+from ipc.messages import Forward
+
+
+class RowTable:
+    """Columns over rows [0, rows_max): `generations`, `lengths` int32[rows], `tables` int32[rows, pages_per_row]."""
+
+    def __init__(self, rows_max: int, pages_per_row: int) -> None:
+        self.rows_max = rows_max
+        self.generations: Int32s = np.full(rows_max, -1, dtype=np.int32)
+        self.lengths: Int32s = np.zeros(rows_max, dtype=np.int32)
+        self.tables: Int32s = np.zeros((rows_max, pages_per_row), dtype=np.int32)
+        self.sampling = SamplingTable(rows_max)
+
+    def apply(self, forward: Forward) -> Int32s:
+        """Take over a forward's rows, table entries and sampling; returns the rows that started afresh."""
+        rows, generations = i32(forward.rows), i32(forward.generations)
+        starts, counts = i32(forward.starts), i32(forward.counts)
+        self._check(rows, generations, starts, counts)
+        risen = generations > self.generations[rows]
+        fresh = rows[risen]
+        if fresh.size:
+            self.generations[fresh] = generations[risen]
+            self.tables[fresh] = 0
+            self.lengths[fresh] = starts[risen]
+            self.sampling.reset(fresh)
+        behind = self.lengths[rows] != starts
+        if behind.any():
+            at = int(np.flatnonzero(behind)[0])
+            raise StepRefused(f"row {rows[at]} starts at {starts[at]}, but holds {self.lengths[rows[at]]} tokens")
+        self._enter_pages(forward)
+        self.lengths[rows] = starts + counts
+        for item in forward.sampling:
+            self._check_sampling_row(item.row, item.generation)
+            self.sampling.put(item)
+        return fresh
+
+    def written_pages(self, forward: Forward, page_size: int) -> Int32s:
+        """Virtual owner pages that an applied forward writes, ascending, each once."""
+        rows, starts = i32(forward.rows), i32(forward.starts)
+        first = starts // page_size
+        pages = (starts + i32(forward.counts) - 1) // page_size - first + 1
+        owner = np.repeat(rows, pages)
+        within = np.arange(owner.size) - np.repeat(np.cumsum(pages) - pages, pages)
+        return np.unique(self.tables[owner, np.repeat(first, pages) + within])
+
+    def _check(self, rows: Int32s, generations: Int32s, starts: Int32s, counts: Int32s) -> None:
+        if rows.size == 0 or not (rows.size == generations.size == starts.size == counts.size):
+            raise StepRefused(f"forward columns of {rows.size}, {generations.size}, {starts.size}, {counts.size} rows")
+        if int(rows.min()) < 0 or int(rows.max()) >= self.rows_max:
+            raise StepRefused(f"row {int(rows.max())} in a forward; rows run from 0 to {self.rows_max - 1}")
+        if np.unique(rows).size != rows.size:
+            raise StepRefused("a row appears twice in one forward")
+        if int(counts.min()) < 1 or int(starts.min()) < 0:
+            raise StepRefused(f"a row with {int(counts.min())} tokens from position {int(starts.min())}")
+        if (generations < self.generations[rows]).any():
+            at = int(np.flatnonzero(generations < self.generations[rows])[0])
+            raise StepRefused(f"row {rows[at]} of generation {generations[at]}, known {self.generations[rows[at]]}")
+
+    def _enter_pages(self, forward: Forward) -> None:
+        rows, indexes, pages = i32(forward.table_rows), i32(forward.table_indexes), i32(forward.table_pages)
+        if rows.size == 0:
+            return
+        width = self.tables.shape[1]
+        if int(indexes.min()) < 0 or int(indexes.max()) >= width or int(rows.max()) >= self.rows_max:
+            raise StepRefused(f"table entry {int(indexes.max())} of row {int(rows.max())}; a row has {width} pages")
+        self.tables[rows, indexes] = pages
+
+    def _check_sampling_row(self, row: int, generation: int) -> None:
+        if not 0 <= row < self.rows_max or self.generations[row] != generation:
+            raise StepRefused(f"sampling of row {row} generation {generation}, which no forward has started")

@@ -1,0 +1,164 @@
+"""The sampler: from logits to tokens, one row at a time in meaning, all rows at once in fact.
+
+Owns penalties' histories and the order of the rules. Must never let one row's result depend on another row. Order:
+repetition, presence and frequency penalties; bans; temperature; min-p; top-k; top-p; Gumbel noise keyed by (seed,
+choice, position); argmax. A row at temperature 0 takes the argmax after penalties and bans. Log probabilities are of
+the raw logits, before any rule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from allocator.columns import Int32s, Int64s, pack_i32, pack_i64
+from daemon.rank.noise import row_keys
+from daemon.rank.sampling_table import SamplingTable
+from ipc.messages import Logprobs
+from kernels.reference import gumbel
+
+HEAD = 1024  # candidates looked at before a whole row is sorted
+NOISE_ROWS = 4  # rows of noise made at once: they stay in the cache
+
+
+class History(NamedTuple):
+    """What penalties read of one row: `prompt` bool[vocab], `counts` int32[vocab] of output tokens."""
+
+    generation: int
+    prompt: Tensor
+    counts: Tensor
+
+
+class Sampler:
+    """Samples rows of logits; keeps the histories of rows with penalties."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab = vocab_size
+        self._device = device
+        self._histories: dict[int, History] = {}
+
+    def sample(
+        self, logits: Tensor, rows: Int32s, generations: Int32s, positions: Int64s, table: SamplingTable
+    ) -> Tensor:
+        """int64[n] tokens for `logits` [n, vocab]; `positions` are those of the sampled tokens."""
+        temperatures = table.temperature[rows]
+        penalized = table.penalized[rows]
+        if penalized.any() or any(row in table.banned for row in rows.tolist()):
+            logits = logits.to(torch.float32, copy=True)
+            self._penalize(logits, rows, generations, penalized, table)
+            self._ban(logits, rows, positions, table)
+        drawn = temperatures.any()
+        tokens = self._draw(logits, rows, positions, temperatures, table) if drawn else argmax(logits)
+        for at in np.flatnonzero(penalized).tolist():
+            self._histories[int(rows[at])].counts[tokens[at]] += 1
+        return tokens
+
+    def _penalize(
+        self, logits: Tensor, rows: Int32s, generations: Int32s, penalized: NDArray[np.bool_], table: SamplingTable
+    ) -> None:
+        for at in np.flatnonzero(penalized).tolist():
+            row = int(rows[at])
+            history = self._history(row, int(generations[at]), table)
+            values = logits[at]
+            repetition = float(table.repetition[row])
+            if repetition != 1.0:
+                seen = history.prompt | (history.counts > 0)
+                values[:] = torch.where(seen, torch.where(values > 0, values / repetition, values * repetition), values)
+            if table.frequency[row] or table.presence[row]:
+                values -= float(table.frequency[row]) * history.counts
+                values -= float(table.presence[row]) * (history.counts > 0)
+
+    def _history(self, row: int, generation: int, table: SamplingTable) -> History:
+        known = self._histories.get(row)
+        if known is not None and known.generation == generation:
+            return known
+        prompt_ids, output_ids = table.history[row]
+        prompt = torch.zeros(self._vocab, dtype=torch.bool, device=self._device)
+        prompt[torch.from_numpy(prompt_ids.copy()).to(self._device)] = True
+        counts = torch.from_numpy(np.bincount(output_ids, minlength=self._vocab).astype(np.int32)).to(self._device)
+        self._histories[row] = History(generation, prompt, counts)
+        return self._histories[row]
+
+    def _ban(self, logits: Tensor, rows: Int32s, positions: Int64s, table: SamplingTable) -> None:
+        for at, row in enumerate(rows.tolist()):
+            if row in table.banned and positions[at] < table.ban_before[row]:
+                logits[at, torch.from_numpy(table.banned[row].copy()).to(self._device)] = -math.inf
+
+    def _draw(
+        self, logits: Tensor, rows: Int32s, positions: Int64s, temperatures: NDArray[np.float32], table: SamplingTable
+    ) -> Tensor:
+        """Tokens int64[n]: greedy rows by argmax, the others by noise over the logits that their rules keep."""
+        tokens = torch.empty(rows.size, dtype=torch.int64, device=self._device)
+        greedy = np.flatnonzero(temperatures == 0)
+        if greedy.size:
+            tokens[greedy] = argmax(logits[greedy])
+        drawn = np.flatnonzero(temperatures > 0)
+        keys = row_keys(table.seed[rows[drawn]], table.choice[rows[drawn]], positions[drawn])
+        pairs = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(self._device)
+        for begin in range(0, drawn.size, NOISE_ROWS):
+            some = drawn[begin : begin + NOISE_ROWS]
+            scaled = logits[some].float() / torch.from_numpy(temperatures[some]).to(self._device)[:, None]
+            keep_best(scaled, rows[some], table)
+            scaled += gumbel(pairs[begin : begin + NOISE_ROWS], logits.shape[1])
+            tokens[some] = argmax(scaled)
+        return tokens
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """int64[n]: index of the largest entry of each row, the first of equals. numpy's is ten times torch's on a CPU."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.float().numpy().argmax(1))
+    return logits.argmax(-1)
+
+
+def keep_best(scaled: Tensor, rows: Int32s, table: SamplingTable) -> None:
+    """Set to -inf what min-p, top-k and top-p drop, in place; `scaled` float32[n, vocab], after temperature."""
+    vocab = scaled.shape[1]
+    min_p, top_k, top_p = table.min_p[rows], table.top_k[rows], table.top_p[rows]
+    if (min_p > 0).any():
+        floor = scaled.amax(-1) + torch.from_numpy(np.log(np.maximum(min_p, 1e-38))).to(scaled.device)
+        scaled.masked_fill_(scaled < floor[:, None], -math.inf)
+    for at in np.flatnonzero(((top_k > 0) & (top_k < vocab)) | (top_p < 1)).tolist():
+        row = scaled[at]
+        k = int(top_k[at]) if 0 < top_k[at] < vocab else vocab
+        row.masked_fill_(row < _threshold(row, k, float(top_p[at])), -math.inf)
+
+
+def _threshold(row: Tensor, k: int, p: float) -> Tensor:
+    """The lowest logit kept: of the k best, the fewest whose probabilities reach `p` (renormalized over those k)."""
+    size = min(max(HEAD, k) if k < row.shape[0] else HEAD, row.shape[0])
+    while True:
+        best = row.topk(size).values
+        if k <= size:
+            best = best[:k]
+        if p >= 1:
+            return best[-1]
+        total = torch.logsumexp(best if k <= size else row, 0)
+        reached = torch.exp(best - total).cumsum(0)
+        within = int((reached < p).sum())
+        if within < best.shape[0]:
+            return best[within]
+        if best.shape[0] == k or size == row.shape[0]:
+            return best[-1]
+        size = min(size * 8, row.shape[0])
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    """Log probabilities of `tokens` int64[p] under raw `logits` [p, vocab], their ranks, and the k best of each."""
+    wide = logits.float()
+    values = torch.log_softmax(wide, -1)
+    chosen = values.gather(1, tokens[:, None])
+    ranks = (values > chosen).sum(-1) + 1
+    top_values, top_ids = values.topk(k) if k else (values[:, :0], tokens[:, None][:, :0])
+    return Logprobs(
+        k=k,
+        chosen=chosen.cpu().numpy().astype("<f4").tobytes(),
+        ranks=pack_i32(ranks.cpu().numpy()),
+        top_ids=pack_i64(top_ids.cpu().numpy().ravel()),
+        top_values=top_values.cpu().numpy().astype("<f4").tobytes(),
+    )

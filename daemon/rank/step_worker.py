@@ -1,0 +1,113 @@
+"""One step on one rank: ops to effects to forward to report, in the one order that `workers` allows.
+
+Owns this rank's physical chain, logical mirror, id tables and rows for one epoch. Must never talk to a socket or read a
+clock to decide. Invariants: steps come with dense seq; effects are executed before the forward of the same step is
+launched; a report carries this rank's own digests, whatever the daemon claimed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from allocator.columns import pack_i32, pack_i64
+from allocator.logical.mirror import LogicalMirror
+from allocator.physical.chain import PhysicalChain
+from daemon.rank.batch import Batch, build_batch
+from daemon.rank.errors import StepRefused
+from daemon.rank.executor import Executor
+from daemon.rank.rows import RowTable
+from daemon.rank.runner import Launched, Outcome, Runner
+from ipc.digests import SAMPLED_START, sampled_digest
+from ipc.messages import Begin, RankSettings, Report, Step
+
+
+class InFlight(NamedTuple):
+    """A step that was applied, with its forward launched if it has one."""
+
+    step: Step
+    logical: bytes
+    layout: bytes
+    bands: bytes
+    batch: Batch | None
+    launched: Launched | None
+    launched_ns: int
+
+
+class StepWorker:
+    """Applies steps in seq order. `launch` then `finish` for each; the next `launch` may come before that `finish`."""
+
+    def __init__(
+        self, runner: Runner, begin: Begin, settings: RankSettings, max_model_len: int, stage: int, rank: int
+    ) -> None:
+        geometry = begin.geometry
+        runner.begin(geometry, stage)
+        self.runner = runner
+        self.epoch, self.stage, self.rank = begin.epoch, stage, rank
+        self.chain = PhysicalChain(geometry, stage)
+        self.mirror = LogicalMirror(geometry)
+        self.executor = Executor(geometry, stage, runner.arena, runner.device)
+        pages = (max_model_len + geometry.page_size - 1) // geometry.page_size + 1  # one more for a surplus token
+        self.rows = RowTable(settings.max_running_requests, pages)
+        self._page_size = geometry.page_size
+        self._owner_band = len(geometry.stages[stage].bands) - 1
+        self._sampled = SAMPLED_START  # chained; only the last stage samples
+        self._samples = stage == len(geometry.stages) - 1
+        self._seq = 0
+        self.diverged_at = 0  # first seq whose logical digest was not the daemon's; 0: none
+
+    def launch(self, step: Step) -> InFlight:
+        """Apply a step and launch its forward; raises when the step contradicts what this rank holds."""
+        if step.epoch != self.epoch or step.seq != self._seq + 1:
+            raise StepRefused(
+                f"step {step.seq} of epoch {step.epoch} came after step {self._seq} of epoch {self.epoch}"
+            )
+        self._seq = step.seq
+        self.chain.begin_step(step.seq, step.processed_through, step.released, [])
+        self.runner.device.retire_through(step.processed_through)
+        logical = self.mirror.apply_step(step.seq, step.ops)
+        if logical != step.logical and not self.diverged_at:
+            self.diverged_at = step.seq
+        effects = self.chain.apply(step.ops)
+        self.executor.execute(effects)
+        layout = self.chain.end_step()
+        bands = pack_i32(self.chain.band_counts())
+        start_ns = time.monotonic_ns()
+        batch, launched = None, None
+        if step.forward is not None:
+            table = self.executor.tables[self._owner_band]
+            batch = build_batch(step.seq, step.forward, self.rows, table, self._page_size)
+            launched = self.runner.launch(batch)
+            self.runner.device.record_forward(step.seq)
+            written = self.rows.written_pages(step.forward, self._page_size)
+            self.chain.launched(step.seq, {self._owner_band: written})
+        return InFlight(step, logical, layout, bands, batch, launched, start_ns)
+
+    def finish(self, flight: InFlight) -> Report:
+        """The report of a launched step, waiting for its tokens."""
+        rows, generations = b"", b""
+        tokens, logprobs = Outcome(np.zeros(0, dtype=np.int64), [])
+        if flight.batch is not None and flight.launched is not None:
+            tokens, logprobs = flight.launched.outcome()
+            rows = pack_i32(flight.batch.rows[flight.batch.sampled])
+            generations = pack_i32(flight.batch.generations[flight.batch.sampled])
+        packed = pack_i64(tokens)
+        if self._samples:
+            self._sampled = sampled_digest(self._sampled, flight.step.seq, rows, generations, packed)
+        return Report(
+            epoch=self.epoch,
+            seq=flight.step.seq,
+            stage=self.stage,
+            rank=self.rank,
+            rows=rows,
+            generations=generations,
+            tokens=packed,
+            logical=flight.logical,
+            layout=flight.layout,
+            sampled=self._sampled if self._samples else b"",
+            logprobs=logprobs,
+            forward_us=(time.monotonic_ns() - flight.launched_ns) // 1000 if flight.launched is not None else 0,
+            bands=flight.bands,
+        )

@@ -1,0 +1,118 @@
+"""The one thread that computes: steps in, reports out, so that the trio loop never waits for a forward.
+
+Owns the thread and its inbox. Must never touch a socket: what it makes is handed to the loop through `deliver`.
+Invariants: steps are launched in the order they came; reports leave in the same order; a step that waits in the inbox
+is launched before an unfinished forward is waited for, so the device always has the next forward queued.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from daemon.rank.runner import Prepared, Runner
+from daemon.rank.step_worker import InFlight, StepWorker
+from ipc.messages import Report, Step
+
+IN_FLIGHT_MAX = 2
+
+
+class Failed(NamedTuple):
+    """Work raised: what, its traceback, and the seq it happened at (0 before any step)."""
+
+    what: str
+    trace: str
+    seq: int
+
+
+class BeginWork(NamedTuple):
+    """Makes the epoch's step worker (allocates the arena) in the thread that will use it."""
+
+    make: Callable[[], StepWorker]
+
+
+class Begun(NamedTuple):
+    """The step worker exists; steps can be handed over."""
+
+
+class Diverged(NamedTuple):
+    """This rank's logical digest is not the daemon's from `seq` on."""
+
+    seq: int
+
+
+Work = Step | BeginWork | Runner | None
+Product = Report | Prepared | Begun | Diverged | Failed
+
+
+class WorkThread:
+    """Daemon thread with an unbounded inbox; the daemon bounds what is in flight. `deliver` is called in the thread."""
+
+    def __init__(self, deliver: Callable[[Product], None]) -> None:
+        self._deliver = deliver
+        self._inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._worker: StepWorker | None = None
+        self._flights: deque[InFlight] = deque()
+        self._seq = 0
+        self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, work: Work) -> None:
+        """Queue work; None ends the thread after what came before it."""
+        self._inbox.put(work)
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether the thread ended within the time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            self._deliver(Failed(f"{type(error).__name__}: {error}", traceback.format_exc(), self._seq))
+
+    def _turn(self) -> bool:
+        """One piece of work or one finished forward; False when told to end."""
+        due_in_s = self._due_in_s(self._flights[0]) if self._flights else None
+        if due_in_s == 0 or len(self._flights) >= IN_FLIGHT_MAX:
+            self._finish()
+            return True
+        try:
+            work = self._inbox.get(timeout=due_in_s)
+        except queue.Empty:
+            return True
+        if work is None:
+            return False
+        self._do(work)
+        return True
+
+    @staticmethod
+    def _due_in_s(flight: InFlight) -> float:
+        return 0 if flight.launched is None else flight.launched.due_in_s()
+
+    def _finish(self) -> None:
+        assert self._worker is not None
+        self._deliver(self._worker.finish(self._flights.popleft()))
+
+    def _do(self, work: Step | BeginWork | Runner) -> None:
+        if isinstance(work, Step):
+            assert self._worker is not None, "a step before Begin"
+            self._seq = work.seq
+            known = self._worker.diverged_at
+            self._flights.append(self._worker.launch(work))
+            if self._worker.diverged_at != known:
+                self._deliver(Diverged(self._worker.diverged_at))
+        elif isinstance(work, BeginWork):
+            self._worker = work.make()
+            self._deliver(Begun())
+        else:
+            self._deliver(work.prepare())

@@ -1,0 +1,1 @@
+"""Tests of the rank process: rows, batches, executor, runners, models, the loop."""

@@ -1,0 +1,167 @@
+"""A small daemon for one rank: a real logical chain in front of a real step worker, no sockets.
+
+Owns page taking, table entries and step columns as the core makes them. It keeps what each row should hold, so that a
+test states only which rows do what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from allocator.columns import i32, i64, pack_i32, pack_i64
+from allocator.geometry import Geometry
+from allocator.logical.chain import LogicalChain
+from allocator.ops import Flush, Op
+from daemon.rank.runner import Runner, open_runner
+from daemon.rank.step_worker import StepWorker
+from ipc.messages import EXPLICIT, SAMPLE, Begin, Forward, RankSettings, Report, RowSampling, Sampling, Step
+
+
+def settings(**changes: object) -> RankSettings:
+    """Settings of a small modeled rank."""
+    values: dict[str, object] = {
+        "model_path": "",
+        "model_name": "test",
+        "dtype": "auto",
+        "page_size": 4,
+        "max_running_requests": 8,
+        "max_batched_tokens": 256,
+        "max_model_len": 0,
+        "arena_bytes": 1 << 18,
+        "mem_fraction_ppm": 0,
+        "runner": "modeled",
+        "threads": 1,
+        "invariants": 2,
+    }
+    return RankSettings(**(values | changes))  # type: ignore[arg-type]
+
+
+@dataclass
+class RowState:
+    """A row as the daemon sees it."""
+
+    generation: int = -1
+    length: int = 0
+    pages: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # prompt given so far, then what was sampled
+
+
+class Driver:
+    """Owner of the logical chain and of the step numbers; `steps` keeps every step sent."""
+
+    def __init__(self, config: RankSettings, runner: Runner | None = None) -> None:
+        self.runner = runner or open_runner(config, 0, 0)
+        self.prepared = self.runner.prepare()
+        self.geometry = Geometry(
+            config.page_size, self.prepared.virtual_pages, self.prepared.virtual_slots, [self.prepared.geometry]
+        )
+        length = self.prepared.facts.max_model_len
+        self.worker = StepWorker(self.runner, Begin(1, self.geometry), config, length, 0, 0)
+        self.chain = LogicalChain(self.geometry)
+        self.owner = len(self.prepared.geometry.bands) - 1
+        self.rows = {row: RowState() for row in range(config.max_running_requests)}
+        self.seq = 0
+        self.newest_forward = 0
+        self.steps: list[Step] = []
+        self.reports: list[Report] = []
+        self._ops: list[Op] = []
+        self._fresh: list[RowSampling] = []
+
+    def start(self, row: int, sampling: Sampling | None = None, **more: object) -> None:
+        """A new generation of a row; greedy without `sampling`; `more` are fields of RowSampling."""
+        state = self.rows[row]
+        assert not state.pages, f"row {row} was not ended"
+        self.rows[row] = RowState(state.generation + 1)
+        wanted = sampling or Sampling(temperature=0.0, seed=0)
+        values: dict[str, object] = {"choice": 0} | more
+        self._fresh.append(RowSampling(row, state.generation + 1, wanted, **values))  # type: ignore[arg-type]
+
+    def end(self, row: int) -> None:
+        """Free a row's pages in the next step."""
+        state = self.rows[row]
+        if state.pages:
+            parts: list[np.ndarray | None] = [None] * (self.owner + 1)
+            parts[self.owner] = np.array(sorted(state.pages), dtype=np.int32)
+            self._ops.append(self.chain.free(parts))
+        state.pages = []
+
+    def flush(self, moves_max: int) -> None:
+        """Ask for compaction in the next step."""
+        self._ops.append(Flush(moves_max))
+
+    def _grow(self, row: int, length: int, entries: list[tuple[int, int, int]]) -> None:
+        state = self.rows[row]
+        short = -(-length // self.geometry.page_size) - len(state.pages)
+        if short > 0:
+            demand = [0] * (self.owner + 1)
+            demand[self.owner] = short
+            taken = self.chain.take(tuple(demand))
+            self._ops.append(taken.op)
+            for page in taken.ids[self.owner].tolist():
+                entries.append((row, len(state.pages), page))
+                state.pages.append(page)
+
+    def make(self, work: list[tuple[int, list[int] | None, bool]], processed: int | None = None) -> Step:
+        """The next step: rows with their explicit tokens (None: the last sampled one) and whether they sample."""
+        self.seq += 1
+        entries: list[tuple[int, int, int]] = []
+        forward = None
+        if work:
+            columns: list[tuple[int, int, int, int, int]] = []
+            tokens: list[int] = []
+            for row, given, sample in work:
+                state = self.rows[row]
+                count = 1 if given is None else len(given)
+                self._grow(row, state.length + count, entries)
+                flags = (SAMPLE if sample else 0) | (0 if given is None else EXPLICIT)
+                columns.append((row, state.generation, state.length, count, flags))
+                state.length += count
+                if given is not None:
+                    tokens += given
+                    state.tokens += given
+            table = np.array(columns, dtype=np.int64).T
+            new = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+            forward = Forward(
+                *(pack_i32(column) for column in table[:4]),
+                table[4].astype(np.uint8).tobytes(),
+                pack_i64(tokens),
+                *(pack_i32(column) for column in new),
+                self._fresh,
+            )
+            self._fresh = []
+        ops, self._ops = self._ops, []
+        through = self.newest_forward if processed is None else processed
+        digest = self.chain.step_digest(self.seq, ops)
+        step = Step(1, self.seq, 0, through, [], ops, forward, digest)
+        if forward is not None:
+            self.newest_forward = self.seq
+        self.steps.append(step)
+        return step
+
+    def take(self, report: Report) -> Report:
+        """Note a report's tokens in the rows that are still of its generation."""
+        for row, generation, token in zip(
+            i32(report.rows).tolist(), i32(report.generations).tolist(), i64(report.tokens).tolist(), strict=True
+        ):
+            if self.rows[row].generation == generation:
+                self.rows[row].tokens.append(token)
+        self.reports.append(report)
+        return report
+
+    def step(self, work: list[tuple[int, list[int] | None, bool]]) -> Report:
+        """Make, apply and finish one step."""
+        return self.take(self.worker.finish(self.worker.launch(self.make(work))))
+
+    def generate(self, row: int, prompt: list[int], count: int, chunk: int = 0, **start: object) -> list[int]:
+        """`count` tokens after a prompt, alone in the batch, prefilled in chunks; the row is ended."""
+        self.start(row, **start)  # type: ignore[arg-type]
+        size = chunk or len(prompt)
+        for begin in range(0, len(prompt), size):
+            part = prompt[begin : begin + size]
+            self.step([(row, part, begin + size >= len(prompt))])
+        for _ in range(count - 1):
+            self.step([(row, None, True)])
+        self.end(row)
+        return self.rows[row].tokens[len(prompt) :]
