@@ -24,6 +24,7 @@ from daemon.config import recorded
 from daemon.core.inputs import Abandoned, EpochBegan, Input
 from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
+from daemon.endpoints import front_server
 from daemon.engine import Engine
 from daemon.exits import DaemonError, Exit
 from daemon.gateway import Gateway
@@ -117,8 +118,15 @@ class Daemon:
         self.observer = Observer(self.metrics, clock, log, observed, EPOCH)
         self.health = Health(clock, self._vitals, settings.stall_timeout_s, log)
         self.ranks = RankSupervisor(settings, self._run_dir, clock.token(), log, to_results)
+        front = front_server(settings, self._run_dir)
+        if front.endpoint.startswith("tcp://") and front.keys is None:
+            log.warning(
+                "InsecureEndpoint", endpoint=front.endpoint, effect="anyone who connects reads prompts and outputs"
+            )
         self.gateway = Gateway(
-            endpoint=self._run_dir.front_endpoint,
+            endpoint=front.endpoint,
+            keys=front.keys,
+            insecure=front.insecure,
             life=self.life,
             limits=Limits(message_bytes_max=settings.request_size_limit_bytes),
             mailbox=to_engine,

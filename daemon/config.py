@@ -213,6 +213,13 @@ def check_together(settings: Settings) -> None:
             f"--chunked-prefill-size {settings.chunked_prefill_size} is above --max-num-batched-tokens "
             f"{settings.max_num_batched_tokens}: no step could hold such a chunk; lower the first or raise the second"
         )
+    if settings.endpoint and not settings.endpoint.startswith(("ipc://", "tcp://")):
+        raise ConfigError(f"--endpoint: {settings.endpoint!r} is not allowed; allowed: ipc://PATH or tcp://HOST:PORT")
+    if settings.endpoint.startswith("tcp://") and not settings.keys and not settings.insecure:
+        raise ConfigError(
+            f"--endpoint {settings.endpoint}: tcp carries prompts in the clear; make keys with `bandmaster keys DIR` "
+            "and pass --keys DIR, or pass --insecure"
+        )
     if settings.model and not Path(settings.model).exists():
         raise ConfigError(f"model: {settings.model!r} does not exist; allowed: a directory or a GGUF file")
     if settings.chat_template and not Path(settings.chat_template).is_file():

@@ -83,6 +83,7 @@ class Health:
                     await trio.sleep(CHECK_EVERY_S if self._vitals().live_requests else IDLE_CHECK_EVERY_S)
             finally:
                 faulthandler.cancel_dump_traceback_later()
+                dump.unlink(missing_ok=True)
 
     def _watch(self) -> None:
         report = self.report()

@@ -31,6 +31,7 @@ from daemon.settings_table import Settings
 from ipc.errors import EndpointError
 
 ABOUT = "Serve a model over the OpenAI API: front end, daemon and ranks, started and ended together."
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 LOOK_EVERY_S = 0.25  # while booting only
 END_WITHIN_S = 20.0  # beyond the drain timeout
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -59,6 +60,11 @@ def prepare_model(settings: Settings) -> str:
     if not directory or not Path(directory[0]).is_dir():
         raise DaemonError(Exit.MODEL, f"the model could not be prepared: no directory in {done.stdout!r}")
     return directory[0]
+
+
+def served_name(model: str) -> str:
+    """The model's name in the API when none is given: that of its directory or file, or of the embedded model."""
+    return Path(model).absolute().name.removesuffix(".gguf") if model else EMBEDDED_NAME
 
 
 async def healthy(url: str) -> bool:
@@ -188,7 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in unknown_variables(os.environ):
             log.warning("UnknownSetting", what=line)
         model = prepare_model(settings)
-        settings = dataclasses.replace(settings, model=model, run_dir=str(run_dir.path))
+        name = settings.served_model_name or served_name(settings.model)
+        settings = dataclasses.replace(settings, model=model, served_model_name=name, run_dir=str(run_dir.path))
         code = trio.run(Launcher(settings, run_dir, log).run)
         log.info("Ended", code=code, meaning=Exit(code).name.lower())
     except DaemonError as error:

@@ -146,6 +146,12 @@ class Settings:
     run_dir: str = _row(
         "path", "", "directory of journal, logs and sockets; empty: a private one under the user's state directory", ALL
     )
+    endpoint: str = _row(
+        "text", "", "where front ends reach the daemon, `ipc://` or `tcp://`; empty: a socket in the run directory", ALL
+    )
+    keys: str = _row("path", "", "directory of CURVE keys (`bandmaster keys`), needed for `tcp://`", ALL)
+    client: str = _row("text", "frontend", "whose key in that directory a front end uses", HTTP)
+    insecure: bool = _row("switch", False, "allow `tcp://` without keys: anyone who connects reads along", ALL)
     drain_timeout_s: float = _row(
         "seconds",
         30.0,
