@@ -27,10 +27,10 @@ class Batch(NamedTuple):
     """Ragged batch of n rows and T tokens.
 
     `rows`, `generations`, `starts`, `counts` int32[n]; `offsets` int64[n+1]; `tokens`, `positions` int64[T];
-    `write_pages` and `write_slots` int64[T]: physical page and slot within it of each token; `tables` int32[n, pages]: physical
-    pages; `sampled` int64[k]: indexes of the rows that sample; `carried` int64[c]: indexes of the rows whose one input
-    token is their last sampled one (its place in `tokens` holds -1 until the runner fills it); `fresh` int32: restarted
-    rows.
+    `write_pages` and `write_slots` int64[T]: physical page of each token and its slot there; `tables` int32[n, pages]:
+    physical pages; `sampled` int64[k]: indexes of the rows that sample; `carried` int64[c]: indexes of the rows whose
+    one input token is their last sampled one (`tokens` holds -1 there until the runner fills it); `fresh` int32: rows
+    that started afresh.
     """
 
     seq: int

@@ -123,12 +123,11 @@ class Driver:
                     state.tokens += given
             table = np.array(columns, dtype=np.int64).T
             new = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+            row_ids, generations, starts, counts = (pack_i32(column) for column in table[:4])
+            flag_bytes = table[4].astype(np.uint8).tobytes()
+            entry, index, page = (pack_i32(column) for column in new)
             forward = Forward(
-                *(pack_i32(column) for column in table[:4]),
-                table[4].astype(np.uint8).tobytes(),
-                pack_i64(tokens),
-                *(pack_i32(column) for column in new),
-                self._fresh,
+                row_ids, generations, starts, counts, flag_bytes, pack_i64(tokens), entry, index, page, self._fresh
             )
             self._fresh = []
         ops, self._ops = self._ops, []

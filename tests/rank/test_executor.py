@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from allocator.columns import pack_i32
-from allocator.effects import Bind, Copy, WaitForward, Zero
+from allocator.effects import Bind, Copy, Effect, WaitForward, Zero
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from daemon.rank.arena import HostArena
 from daemon.rank.device import ImmediateDevice
@@ -52,7 +52,7 @@ def test_units_of_different_size_share_the_bytes() -> None:
     assert arena.units(2)[5:9, 0].tolist() == [5, 0, 0, 8]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Effect, str]] = {
     "the sink zeroed": (Zero(2, pack_i32([1])), "leave the chain"),
     "a unit beyond the arena": (Zero(2, pack_i32([20])), "leave the chain"),
     "a copy into the sink": (Copy(2, pack_i32([5]), pack_i32([0])), "leave the chain"),

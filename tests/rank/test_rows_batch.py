@@ -23,13 +23,10 @@ def forward(
     """A forward from (row, generation, start, count, flags) and (row, index, page)."""
     table = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     new = np.array(entries, dtype=np.int64).reshape(-1, 3).T
-    return Forward(
-        *(pack_i32(column) for column in table[:4]),
-        table[4].astype(np.uint8).tobytes(),
-        pack_i64(tokens),
-        *(pack_i32(column) for column in new),
-        sampling,
-    )
+    row, generation, start, count = (pack_i32(column) for column in table[:4])
+    flags = table[4].astype(np.uint8).tobytes()
+    entry, index, page = (pack_i32(column) for column in new)
+    return Forward(row, generation, start, count, flags, pack_i64(tokens), entry, index, page, sampling)
 
 
 def built(rows: RowTable, item: Forward, moved: int = 100) -> Batch:
