@@ -43,7 +43,10 @@ class ModeledDisk:
 
     def __init__(self, fail_at: int = 0, forever: bool = False, code: int = errno.EIO, short: bool = False) -> None:
         self.files: dict[str, Inode] = {}
-        self.durable_entries: list[dict[str, Inode]] = [{}]  # states of the directory since its last sync
+        self.durable_entries: dict[str, Inode] = {}
+        self.pending: list[
+            tuple[str, str, Inode | None]
+        ] = []  # since the directory's sync: name gone, name and inode new
         self.fail_at, self.forever, self.code, self.short = fail_at, forever, code, short
         self.operations = 0
         self.log: list[str] = []
@@ -63,17 +66,24 @@ class ModeledDisk:
         """The disk as the next process finds it after this one died."""
         disk = ModeledDisk()
         disk.files = dict(self.files)
-        disk.durable_entries = list(self.durable_entries)
+        disk.durable_entries, disk.pending = dict(self.durable_entries), list(self.pending)
         return disk
 
     def crashed(self, rng: random.Random) -> ModeledDisk:
-        """The disk after the machine died: some directory state since the last sync, of each file some of the rest."""
+        """The disk after the machine died: any of the directory's changes since its sync, any of each file's pages."""
         disk = ModeledDisk()
-        for name, inode in rng.choice([*self.durable_entries, self.files]).items():
+        entries = dict(self.durable_entries)
+        chance = rng.choice([0.0, 0.5, 1.0])
+        for gone, name, inode in self.pending:
+            if rng.random() < chance:
+                entries.pop(gone, None)
+                if inode is not None:
+                    entries[name] = inode
+        for name, inode in entries.items():
             disk.files[name] = Inode(bytearray(_after_crash(inode, rng)))
         for inode in disk.files.values():
             inode.durable = bytes(inode.data)
-        disk.durable_entries = [dict(disk.files)]
+        disk.durable_entries = dict(disk.files)
         return disk
 
     # --- Storage
@@ -103,7 +113,7 @@ class ModeledDisk:
             raise FileExistsError(name)
         handle, self._next_handle = self._next_handle, self._next_handle + 1
         self._handles[handle] = Inode()
-        self._enter({**self.files, name: self._handles[handle]})
+        self._change("", name, self._handles[handle])
         return handle
 
     def write(self, handle: int, data: bytes) -> int:
@@ -132,13 +142,11 @@ class ModeledDisk:
 
     def rename(self, name: str, new_name: str) -> None:
         self._operate(f"rename {new_name}")
-        entries = dict(self.files)
-        entries[new_name] = entries.pop(name)
-        self._enter(entries)
+        self._change(name, new_name, self.files[name])
 
     def sync_directory(self) -> None:
         self._operate("sync_directory")
-        self.durable_entries = [dict(self.files)]
+        self.durable_entries, self.pending = dict(self.files), []
 
     def truncate(self, name: str, length_bytes: int) -> None:
         self._operate(f"truncate {name}")
@@ -148,11 +156,13 @@ class ModeledDisk:
 
     def remove(self, name: str) -> None:
         self._operate(f"remove {name}")
-        self._enter({held: inode for held, inode in self.files.items() if held != name})
+        self._change(name, "", None)
 
-    def _enter(self, entries: dict[str, Inode]) -> None:
-        self.files = entries
-        self.durable_entries.append(dict(entries))
+    def _change(self, gone: str, name: str, inode: Inode | None) -> None:
+        self.files.pop(gone, None)
+        if inode is not None:
+            self.files[name] = inode
+        self.pending.append((gone, name, inode))
 
 
 def _after_crash(inode: Inode, rng: random.Random) -> bytes:

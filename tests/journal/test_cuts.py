@@ -17,7 +17,7 @@ def disk_of(files: dict[str, bytes]) -> ModeledDisk:
     """A disk that holds these files, all of them durable."""
     disk = ModeledDisk()
     disk.files = {name: Inode(bytearray(data), data) for name, data in files.items()}
-    disk.durable_entries = [dict(disk.files)]
+    disk.durable_entries = dict(disk.files)
     return disk
 
 
