@@ -179,7 +179,7 @@ def test_earlier_life_is_synced_before_it_is_named() -> None:
 def test_cut_bytes_outlive_the_machine() -> None:
     """Wherever the repair and then the machine stop, the bytes that were cut off are in one file or the other."""
     rng = random.Random(4)
-    for fail_at in [*range(1, 12)] * 6:
+    for fail_at in [*range(1, 12)] * 30:
         disk = ModeledDisk()
         writer = start(disk, SETTINGS)
         tick(writer, 3)
