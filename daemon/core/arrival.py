@@ -220,7 +220,7 @@ def _lengths(core: CoreState, facts: ModelFacts, generate: Generate) -> Problem 
     if generate.min_tokens > output:
         text = f"min_tokens {generate.min_tokens} is above the {output} output tokens that are allowed"
         return _bad("min_tokens", text, output, generate.min_tokens)
-    ceiling = memory.pages_of(tokens + max(output, 1) - 1)
+    ceiling = memory.ceiling_pages(tokens, output)
     assert ceiling <= memory.capacity_pages, "an accepted request fits the empty arena"
     return Plan(prompt, np.unique(i64(generate.stop_ids)), output, ceiling)
 

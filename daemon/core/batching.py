@@ -49,12 +49,14 @@ class Columns:
 
 def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     """The next step with a forward, or None when no token can be scheduled now."""
-    batch, needy = pressure.plan_decode(core, now_ns, out)
-    budget = core.config.max_batched_tokens - len(batch)
-    assert budget >= 0, "running rows never pass the token budget"
-    plan = StepPlan(batch, needy, budget, len(needy))
-    pressure.plan_resident(core, plan, now_ns, out)
-    admit(core, plan, now_ns, out)
+    assert core.memory is not None, "only an epoch schedules"
+    with core.memory.deciding():
+        batch, needy = pressure.plan_decode(core, now_ns, out)
+        budget = core.config.max_batched_tokens - len(batch)
+        assert budget >= 0, "running rows never pass the token budget"
+        plan = StepPlan(batch, needy, budget, len(needy))
+        pressure.plan_resident(core, plan, now_ns, out)
+        admit(core, plan, now_ns, out)
     if not len(plan.batch) and not plan.chunks:
         return None
     pressure.relax(core)

@@ -7,10 +7,14 @@ next one. Invariant: the ops of a step, applied in order, are exactly what the c
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 
 from allocator.capacity import CapacityRefusal
+from allocator.checks import Checks
 from allocator.columns import Int32s
+from allocator.demand import Purpose, RequestSizes, request_demand
 from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
 from allocator.logical.chain import LogicalChain
@@ -20,12 +24,12 @@ from allocator.ops import Flush, Op
 class Memory:
     """Owner pages of one epoch. Raises InvariantBroken for a geometry with bands that the core cannot price yet."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, checks: Checks) -> None:
         kinds = [band.kind for band in geometry.stages[0].bands]
         if kinds != ["full"]:
             raise InvariantBroken("core.priced_bands", f"the core prices one full-attention band, not {kinds}")
         self.page_size = geometry.page_size
-        self.chain = LogicalChain(geometry)
+        self.chain = LogicalChain(geometry, checks)
         self.capacity_pages = self.chain.most_ever()
         self._ops: list[Op] = []
         self._returned: list[Int32s] = []
@@ -38,6 +42,15 @@ class Memory:
     def pages_of(self, tokens: int) -> int:
         """Pages that cover `tokens` positions."""
         return -(-tokens // self.page_size)
+
+    def ceiling_pages(self, prompt_tokens: int, output_tokens: int) -> int:
+        """The most pages that a request of these sizes can ever hold."""
+        sizes = RequestSizes(prompt_tokens, output_tokens)
+        return request_demand(self.chain.bands, self.page_size, sizes, Purpose.CEILING)[self.chain.owner]
+
+    def deciding(self) -> AbstractContextManager[None]:
+        """Marks the planning of a step: nothing in it may read an estimate."""
+        return self.chain.decision()
 
     def refusal(self, pages: int) -> CapacityRefusal | None:
         """Why `pages` more do not fit now, or None. Changes nothing that can be seen."""

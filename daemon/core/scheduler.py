@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from allocator.checks import Checks
 from allocator.errors import InvariantBroken
 from daemon.core import gauges, inputs
 from daemon.core.arrival import arrive
@@ -36,12 +37,14 @@ STALL_RETRY_NS = 1_000_000_000
 class SchedulerCore:
     """The scheduler of one daemon life.
 
+    `checks` is the level of invariant checks; no decision depends on it.
     Raises ValueError for a configuration that cannot work, and InvariantBroken out of `feed` for inputs that a correct
     shell and correct ranks cannot produce; the epoch is over then.
     """
 
-    def __init__(self, config: CoreConfig) -> None:
+    def __init__(self, config: CoreConfig, checks: Checks | None = None) -> None:
         self._state = CoreState(config)
+        self._checks = checks or Checks()
         self._handlers: dict[type[Any], Callable[[Any, Outputs], None]] = {
             inputs.Arrived: lambda item, out: arrive(self._state, item, out),
             inputs.Aborted: self._aborted,
@@ -177,7 +180,7 @@ class SchedulerCore:
                 f" is not the configured {core.config.page_size}",
             )
         core.epoch = item.epoch
-        core.memory = Memory(item.geometry)
+        core.memory = Memory(item.geometry, self._checks)
         core.facts = item.facts
         core.stop_uses = np.zeros(item.facts.vocab_size, np.int32)
 

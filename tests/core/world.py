@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from allocator.checks import STRICT, Checks
 from allocator.columns import i32, i64, pack_i32, pack_i64
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from allocator.logical.mirror import LogicalMirror
@@ -95,7 +96,7 @@ class RankDouble:
     """Applies steps and reports them; every check is an assertion about the step."""
 
     def __init__(self, geometry: Geometry, config: CoreConfig, facts: ModelFacts, epoch: int) -> None:
-        self.mirror = LogicalMirror(geometry)
+        self.mirror = LogicalMirror(geometry, Checks(STRICT))
         self.page_size, self.config, self.facts, self.epoch = geometry.page_size, config, facts, epoch
         self.rows: dict[int, RankRow] = {}
         self.holder: dict[int, tuple[int, int]] = {}  # live page -> row and generation whose table names it
@@ -249,7 +250,7 @@ class World:
         self, config: CoreConfig | None = None, pages: int = 64, model: ModelFacts | None = None, begin: bool = True
     ) -> None:
         self.config = config or CoreConfig(page_size=4, max_running_requests=4, max_batched_tokens=32)
-        self.core = SchedulerCore(self.config)
+        self.core = SchedulerCore(self.config, Checks(STRICT))
         self.pages, self.facts = pages, model or facts()
         self.now_ns = 1_000_000_000
         self.epoch = 0
