@@ -103,7 +103,7 @@ def test_the_mirror_stops_at_an_op_that_no_correct_chain_made() -> None:
     """Taking a live id, freeing a free one, ids or parts out of order, and a broken column each stop the mirror."""
     geometry = full_geometry(10)
     taken = Take([Part(0, ids(1, 2).tobytes())])
-    cases = [
+    cases: list[tuple[Op, str]] = [
         (Take([Part(0, ids(2, 3).tobytes())]), "page ids 2 are live already"),
         (Free([Part(0, ids(2, 3).tobytes())]), "page ids 3 are free already"),
         (Take([Part(0, ids(4, 3).tobytes())]), "do not ascend strictly"),
@@ -161,7 +161,7 @@ def test_mirrors_reproduce_the_digest_from_the_ops(choices: list[tuple[int, int,
     mirrors = [LogicalMirror(geometry, Checks(STRICT)) for _ in range(2)]
     digests = set()
     for seq, (kind, size, seed) in enumerate(choices, start=1):
-        ops = []
+        ops: list[Op] = []
         rng = np.random.default_rng(seed)
         demand = [(1, 0, 0), (0, size, size), (1, 0, size), (0, 0, 0)][kind]
         if any(demand) and chain.refusal(demand) is None:
