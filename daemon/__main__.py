@@ -16,6 +16,7 @@ import trio
 from daemon.app import Daemon
 from daemon.clock import Clock, SystemClock
 from daemon.config import load, recorded, unknown_variables
+from daemon.endpoints import front_server
 from daemon.exits import DaemonError, Exit
 from daemon.logs import open_log
 from daemon.processes import die_with_parent
@@ -32,6 +33,7 @@ ABOUT = "The scheduler daemon: journal, core and ranks, without an HTTP front en
 
 def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any) -> Exit:
     """Open the journal of a claimed run directory and run one life on it; raises DaemonError when it cannot start."""
+    front = front_server(settings, run_dir)
     rules = JournalSettings(policy=settings.journal_sync, segment_bytes=settings.journal_segment_bytes)
     try:
         writer, recovered = open_journal(DiskStorage(run_dir.journal), rules, bytes.fromhex(clock.token()))
@@ -42,7 +44,7 @@ def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any) -> Exit:
     for note in recovered.notes:
         log.warning("JournalRepaired", note=note)
     log.info("JournalOpened", sequence=recovered.last_sequence, lives=recovered.lives, clean=recovered.clean)
-    return trio.run(Daemon(settings, run_dir, writer, clock, log).run, recovered)
+    return trio.run(Daemon(settings, run_dir, front, writer, clock, log).run, recovered)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

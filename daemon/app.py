@@ -24,7 +24,7 @@ from daemon.config import recorded
 from daemon.core.inputs import Abandoned, EpochBegan, Input
 from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
-from daemon.endpoints import front_server
+from daemon.endpoints import FrontServer
 from daemon.engine import Engine
 from daemon.exits import DaemonError, Exit
 from daemon.gateway import Gateway
@@ -93,8 +93,11 @@ def root_cause(error: BaseException) -> BaseException:
 class Daemon:
     """One life of the daemon, from an open journal to its exit code."""
 
-    def __init__(self, settings: Settings, run_dir: RunDir, writer: JournalWriter, clock: Clock, log: Any) -> None:
+    def __init__(
+        self, settings: Settings, run_dir: RunDir, front: FrontServer, writer: JournalWriter, clock: Clock, log: Any
+    ) -> None:
         self._settings = settings
+        self._front = front
         self._run_dir = run_dir
         self._writer = writer
         self.clock = clock
@@ -118,7 +121,7 @@ class Daemon:
         self.observer = Observer(self.metrics, clock, log, observed, EPOCH)
         self.health = Health(clock, self._vitals, settings.stall_timeout_s, log)
         self.ranks = RankSupervisor(settings, self._run_dir, clock.token(), log, to_results)
-        front = front_server(settings, self._run_dir)
+        front = self._front
         if front.endpoint.startswith("tcp://") and front.keys is None:
             log.warning(
                 "InsecureEndpoint", endpoint=front.endpoint, effect="anyone who connects reads prompts and outputs"

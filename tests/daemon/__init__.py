@@ -1,0 +1,1 @@
+"""Tests of the daemon's shell: settings, engine, results, supervision, health, observation, processes."""
