@@ -12,12 +12,13 @@ import difflib
 import math
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.exits import DaemonError, Exit
+from daemon.exits import DaemonError, Exit, exit_table
 from daemon.settings_table import BY_KEY, TABLE, Setting, Settings, rows_for
 
 PREFIX = "BANDMASTER_"
@@ -311,8 +312,30 @@ def recorded(settings: Settings) -> dict[str, str]:
     }
 
 
-def markdown() -> str:
-    """The settings table for the docs."""
+def document() -> str:
+    """The text of docs/settings.md; `python -m daemon.config` prints it."""
+    return DOCUMENT.format(settings=_markdown(), exits=exit_table())
+
+
+DOCUMENT = """# Settings
+
+Made by `python -m daemon.config > docs/settings.md` from the settings table (`daemon/settings_table.py`); a test
+compares. A flag overrides the environment, that overrides the file named by `--config FILE` (TOML, keys are the flags
+without dashes in front), that overrides the default. Bytes take `KiB MiB GiB TiB` (or `KB MB GB TB`), durations `ms s m
+h`. `--print-config` prints what is in force, in the form of such a file. Secrets reach child processes by environment
+only and appear in no log or record.
+
+{settings}
+
+# Exit codes
+
+`bandmaster serve` ends with the code of the child that failed first, also when a signal follows.
+
+{exits}
+"""
+
+
+def _markdown() -> str:
     lines = ["| flag | environment | default | allowed | commands | meaning |", "| - | - | - | - | - | - |"]
     for row in TABLE:
         flag = f"`{row.attribute.upper()}` (first argument)" if row.positional else f"`{row.flag}`"
@@ -321,3 +344,7 @@ def markdown() -> str:
         cells = [flag, f"`{row.variable}`", f"`{default}`" if default else "empty", _range_text(row)]
         lines.append("| " + " | ".join([*cells, ", ".join(row.commands), row.help]) + " |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,179 @@
+"""Settings: every row refuses by name what is out of its range, sources override in one order, the docs agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon import config
+from daemon.config import ConfigError, load, resolve
+from daemon.settings_table import TABLE, Setting, Settings
+
+NUMERIC = [row for row in TABLE if row.low is not None]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ids(row: Setting) -> str:
+    return row.key
+
+
+def test_every_number_has_a_range_and_a_default_inside() -> None:
+    """No numeric setting is without a range, and every default is allowed by its own row."""
+    for row in TABLE:
+        assert (row.low is None) == (row.kind not in ("int", "fraction", "bytes", "seconds")), row.key
+        assert config.parse_value(row, config.render_value(row, row.default), "default") == row.default
+
+
+@pytest.mark.parametrize("row", NUMERIC, ids=ids)
+def test_I7_a_number_out_of_range_is_refused_by_name_and_value(row: Setting) -> None:
+    """Below, above, negative, not a number, infinite, empty: each is refused with flag, value and range."""
+    assert row.low is not None
+    assert row.high is not None
+    below = row.low - 1 if row.kind in ("int", "bytes") else row.low / 2
+    wrong: list[object] = [row.high + 1, -1, "x", "", "nan", "inf", "1e400", None, True, [], 10**30]
+    wrong += [] if row.zero and below == 0 else [below]
+    wrong += [] if row.zero or row.low == 0 else [0]
+    for value in wrong:
+        text = str(value) if not isinstance(value, bool) else "True"
+        with pytest.raises(ConfigError) as caught:
+            resolve("serve" if "serve" in row.commands else "frontend", {row.attribute: text}, {})
+        assert row.flag in str(caught.value)
+        assert repr(text) in str(caught.value)
+        assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("row", NUMERIC, ids=ids)
+@given(data=st.data())
+def test_I7_a_number_in_range_is_taken(row: Setting, data: st.DataObject) -> None:
+    """Any value inside the range comes back as given."""
+    assert row.low is not None
+    assert row.high is not None
+    number: Any = (
+        data.draw(st.integers(int(row.low), int(row.high)))
+        if row.kind in ("int", "bytes")
+        else round(data.draw(st.floats(row.low, row.high)), 3)
+    )
+    assert config.parse_value(row, str(number), "flag") == pytest.approx(number)
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.choices], ids=ids)
+def test_choices_are_closed(row: Setting) -> None:
+    """A choice takes its values and no other, and the refusal lists them."""
+    for choice in row.choices:
+        assert getattr(resolve(row.commands[0], {row.attribute: choice}, {}), row.attribute) == choice
+    with pytest.raises(ConfigError, match=re.escape(", ".join(row.choices))):
+        resolve(row.commands[0], {row.attribute: "sideways"}, {})
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    """The four sources, each overridden by the next."""
+    file = tmp_path / "c.toml"
+    file.write_text('port = 1001\nhost = "file"\nmax_queued_requests = 7\n')
+    environ = {"BANDMASTER_PORT": "1002", "BANDMASTER_HOST": "env", "BANDMASTER_CONFIG": str(file)}
+    settings = load("serve", ["--port", "1003"], environ=environ)
+    assert (settings.port, settings.host, settings.max_queued_requests, settings.page_size) == (1003, "env", 7, 16)
+
+
+def test_units_are_understood() -> None:
+    """Bytes and durations take the usual suffixes; the alias is the flag."""
+    argv = ["--arena-bytes", "2GiB", "--drain-timeout", "1500ms", "--max-num-seqs", "9", "--request-size-limit", "1MB"]
+    settings = load("serve", argv, environ={})
+    assert settings.arena_bytes == 2 << 30
+    assert settings.drain_timeout_s == 1.5
+    assert settings.max_running_requests == 9
+    assert settings.request_size_limit_bytes == 1_000_000
+
+
+def test_what_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
+    """Unknown flags and file keys are errors, unknown variables a line each, with the nearest name."""
+    with pytest.raises(ConfigError, match="--prot"):
+        load("serve", ["--prot", "1"], environ={})
+    file = tmp_path / "c.toml"
+    file.write_text("pory = 3\n")
+    with pytest.raises(ConfigError, match=r"pory.*'port'"):
+        load("serve", ["--config", str(file)], environ={})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load("serve", ["--config", str(tmp_path / "absent.toml")], environ={})
+    lines = config.unknown_variables({"BANDMASTER_PROT": "1", "BANDMASTER_PORT": "1", "BANDMASTER_CACHE": "x"})
+    assert len(lines) == 1
+    assert "BANDMASTER_PORT" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--max-num-batched-tokens", "8", "--max-running-requests", "9"], ["--max-num-batched-tokens 8", "9"]),
+        (["--max-num-batched-tokens", "64", "--chunked-prefill-size", "65"], ["--chunked-prefill-size 65", "64"]),
+        (["/nowhere/model"], ["model", "/nowhere/model"]),
+        (["--chat-template", "/nowhere/t"], ["--chat-template", "/nowhere/t"]),
+        (["--endpoint", "udp://x"], ["--endpoint", "udp://x"]),
+        (["--endpoint", "tcp://0.0.0.0:1"], ["--endpoint", "--keys", "--insecure"]),
+        (["--rank-option", "novalue"], ["--rank-option", "novalue"]),
+    ],
+)
+def test_settings_that_cannot_work_together(argv: list[str], named: list[str]) -> None:
+    """Each combination is refused with both names and values."""
+    with pytest.raises(ConfigError) as caught:
+        load("serve", argv, environ={})
+    for word in named:
+        assert word in str(caught.value)
+
+
+def test_a_default_gives_way_to_an_explicit_value() -> None:
+    """One explicit limit does not collide with the default of another: the defaults follow."""
+    small = load("serve", ["--max-num-batched-tokens", "100"], environ={})
+    assert (small.chunked_prefill_size, small.max_running_requests) == (100, 64)
+    many = load("serve", ["--max-running-requests", "4096"], environ={})
+    assert many.max_num_batched_tokens == 4096
+
+
+CHANGED: dict[str, Any] = {
+    "rank_option": {"eos_id": "2", "delay_us": "10"},
+    "host": "::1",
+    "api_key": "s3cret",
+    "mem_fraction": 0.25,
+    "arena_bytes": 3 << 20,
+    "drain_timeout_s": 2.5,
+    "disable_overlap": True,
+    "served_model_name": 'a "quoted" name',
+}
+
+
+def test_a_child_gets_exactly_the_parents_settings() -> None:
+    """What `to_environment` writes, `load` of the child reads back, secrets and odd characters included."""
+    settings = dataclasses.replace(Settings(), **CHANGED)
+    environ = config.to_environment(settings, {"BANDMASTER_CONFIG": "/gone", "PATH": "x"})
+    assert load("serve", [], environ=environ) == settings
+
+
+def test_print_config_reads_back_and_hides_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--print-config` prints a file that gives the same settings, without the secret."""
+    settings = dataclasses.replace(Settings(), **CHANGED)
+    with pytest.raises(SystemExit) as ended:
+        load("serve", ["--print-config"], environ=config.to_environment(settings, {}))
+    assert ended.value.code == 0
+    file = tmp_path / "c.toml"
+    file.write_text(capsys.readouterr().out)
+    assert "s3cret" not in file.read_text()
+    assert load("serve", ["--config", str(file)], environ={}) == dataclasses.replace(settings, api_key="")
+
+
+def test_secrets_are_in_no_record() -> None:
+    """The journal and the log learn only that a secret is set; a refused secret is not repeated."""
+    recorded = config.recorded(dataclasses.replace(Settings(), api_key="s3cret"))
+    assert recorded["api-key"] == "set"
+    assert "s3cret" not in str(recorded)
+    with pytest.raises(ConfigError) as caught:
+        resolve("serve", {"api_key": "s3cret\n"}, {})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_docs_show_the_table() -> None:
+    """docs/settings.md holds the generated tables of settings and exit codes, word for word."""
+    assert config.document() == (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
