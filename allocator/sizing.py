@@ -48,6 +48,7 @@ class Sizing:
     virtual_slots: int
     terms: list[Term]
     targets: Demand
+    slots_wanted: int
     concurrency: list[Concurrency]
 
     def lines(self) -> list[str]:
@@ -56,7 +57,8 @@ class Sizing:
         out = [f"{term.name:<{width}}  {term.size_bytes:>16,d} bytes  {term.note}".rstrip() for term in self.terms]
         for band, units in zip(self.geometry.bands, self.targets, strict=True):
             if band.kind == "state":
-                out.append(f"band {band.name}: {units:,d} slots of {band.unit_bytes:,d} bytes")
+                short = f", of {self.slots_wanted:,d} wanted" if units < self.slots_wanted else ""
+                out.append(f"band {band.name}: {units:,d} slots of {band.unit_bytes:,d} bytes{short}")
             else:
                 tokens = units * self.page_size
                 out.append(
@@ -105,7 +107,8 @@ def size_arena(
         raise BudgetTooSmall(budget_bytes, [*terms, *needs], missing)
     geometry = StageGeometry(arena_bytes, start_bytes, bands)
     walk = StageWalk(geometry)
-    slots = _state_slots(walk, plan, floor, state_slots or slots_per_request * max_running_requests)
+    slots_wanted = state_slots or slots_per_request * max_running_requests
+    slots = _state_slots(walk, plan, floor, slots_wanted)
     targets = _targets(walk, plan, slots, max_running_requests, max_model_len, floor)
     chain_bytes = arena_bytes - start_bytes
     rounding = budget_bytes - fixed_bytes - arena_bytes
@@ -116,7 +119,7 @@ def size_arena(
     has_state = any(band.kind == "state" for band in bands)
     virtual_slots = max(slots, slots_per_request * max_running_requests) if has_state else 0
     rows = _concurrency(walk, plan, max_model_len, max_batched_tokens, slots_per_request)
-    return Sizing(geometry, plan.page_size, virtual_pages, virtual_slots, terms, targets, rows)
+    return Sizing(geometry, plan.page_size, virtual_pages, virtual_slots, terms, targets, slots_wanted, rows)
 
 
 def _chain_start(plan: StoragePlan) -> int:
