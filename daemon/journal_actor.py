@@ -9,7 +9,7 @@ second.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import trio
@@ -42,6 +42,7 @@ class JournalActor:
         clock: Clock,
         log: Any,
         observe_sync: Callable[[float], None],
+        in_thread: Callable[[Callable[[], object]], Awaitable[object]] = trio.to_thread.run_sync,
     ) -> None:
         self._writer = writer
         self._mailbox = mailbox
@@ -49,6 +50,7 @@ class JournalActor:
         self._clock = clock
         self._log = log
         self._observe_sync = observe_sync
+        self._in_thread = in_thread
         self._news = trio.Event()
         self._urgent = False
         self._degraded = False
@@ -74,7 +76,7 @@ class JournalActor:
                 self._urgent = True
             elif trio.current_time() >= self._compress_at:
                 self._compress_at = trio.current_time() + COMPRESS_EVERY_S
-                await trio.to_thread.run_sync(self._writer.compress_finished)
+                await self._in_thread(self._writer.compress_finished)
 
     async def _wait(self) -> None:
         """Until something urgent is written, or a second passed with anything unsynced."""
@@ -91,7 +93,7 @@ class JournalActor:
     async def _sync(self) -> None:
         started_ns = self._clock.now_ns()
         try:
-            await trio.to_thread.run_sync(self._writer.sync)
+            await self._in_thread(self._writer.sync)
         except JournalFailed as error:
             if not self._degraded:
                 self._degraded = True
