@@ -18,7 +18,7 @@ from daemon.rank.loop import EXIT_FAULT, EXIT_ORPHANED, EXIT_STOPPED
 from ipc.codec import encode
 from ipc.messages import Begin, Fault, Heartbeat, Hello, Join, Ready, Report, Stop
 from ipc.streams import RankServer
-from tests.rank.driver import Driver, settings
+from tools.rank_driver import Driver, settings
 
 TOKEN = "00112233445566778899aabbccddeeff"
 pytestmark = pytest.mark.e2e

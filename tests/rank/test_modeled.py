@@ -10,7 +10,7 @@ from daemon.rank.arena import HostArena
 from daemon.rank.errors import BadOption
 from daemon.rank.modeled import ModeledRunner, read_options
 from ipc.messages import Sampling
-from tests.rank.driver import Driver, settings
+from tools.rank_driver import Driver, settings
 
 SMALL = list(range(8, 31))  # below the vocabularies of the tests that shrink them
 PROMPT = [100 + 7 * i for i in range(23)]

@@ -14,7 +14,7 @@ from allocator.physical.chain import PhysicalChain
 from daemon.rank.errors import StepRefused
 from daemon.rank.rows import RowTable
 from ipc.digests import SAMPLED_START, sampled_digest
-from tests.rank.driver import Driver, settings
+from tools.rank_driver import Driver, settings
 
 
 def churn(driver: Driver, steps: int, seed: int) -> dict[int, list[tuple[list[int], list[int]]]]:

@@ -1,7 +1,7 @@
 """A small daemon for one rank: a real logical chain in front of a real step worker, no sockets.
 
-Owns page taking, table entries and step columns as the core makes them. It keeps what each row should hold, so that a
-test states only which rows do what.
+Owns page taking, table entries and step columns as the core makes them, for benchmarks and tests of a rank alone. It
+keeps what each row should hold, so that a caller states only which rows do what. Must never be used to serve.
 """
 
 from __future__ import annotations
