@@ -1,0 +1,146 @@
+"""Observe: one canonical line per ended choice, counters that agree with what happened, failures that touch nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import trio
+
+from daemon.core.inputs import Arrived, Input, Ticked
+from daemon.core.outputs import Decided, Outputs, Reply, TokenColumns
+from daemon.mailbox import Collated, Iteration
+from daemon.metrics import Metrics
+from daemon.observe import Observer
+from ipc.messages import Accepted, Finished, Generate, Refused, Sampling
+from tests.daemon.doubles import TrioClock
+
+S = 1_000_000_000
+
+
+class NotedLog:
+    """A logger that keeps its lines; `broken` makes one level raise."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.broken = broken
+
+    def __getattr__(self, level: str) -> Any:
+        def write(event: str, **values: Any) -> None:
+            if level == self.broken:
+                raise OSError("sink is full")
+            self.lines.append({"level": level, "event": event, **values})
+
+        return write
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["event"] == name]
+
+
+class Scene:
+    """An observer whose iterations the test makes."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.log = NotedLog(broken)
+        self.metrics = Metrics()
+        _, observed = trio.open_memory_channel[Iteration](1)
+        self.observer = Observer(self.metrics, TrioClock(), self.log, observed)
+
+    def show(self, item: Input, outputs: Outputs) -> None:
+        self.observer.take(Iteration(item.now_ns, [item], [outputs], [Collated([], None)], 7, 1000, 2000))  # type: ignore[arg-type]
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"bandmaster:{name}", labels) or 0.0
+
+
+def arrived(at: int) -> Arrived:
+    return Arrived(at, "fe", Generate("a", b"", Sampling(), n=2), 1)
+
+
+def accepted() -> Outputs:
+    return Outputs(replies=[Reply(0, Accepted("a", 1, 2, 8, 5))])
+
+
+def tokens(*requests: int) -> TokenColumns:
+    numbers = np.array(requests, np.int64)
+    return TokenColumns(1, np.zeros(len(requests), np.int32), numbers, numbers, [])
+
+
+def finished(request: int, reason: str = "length") -> Outputs:
+    return Outputs(replies=[Reply(0, Finished("a", request - 1, request, reason, "8 output tokens", 5, 8))])
+
+
+def test_one_line_per_ended_choice() -> None:
+    """Two choices of one request: two lines with queue time, time to first token, tokens and reason; none repeated."""
+    scene = Scene()
+    scene.show(arrived(10 * S), accepted())
+    scene.show(
+        Ticked(11 * S), Outputs(decisions=[Decided(11 * S, "admitted", 1, ""), Decided(11 * S, "admitted", 2, "")])
+    )
+    scene.show(Ticked(13 * S), Outputs(tokens=tokens(1)))
+    scene.show(Ticked(14 * S), Outputs(tokens=tokens(1, 2), decisions=[Decided(14 * S, "admitted", 1, "")]))
+    scene.show(Ticked(15 * S), finished(1))
+    scene.show(Ticked(15 * S), finished(1))
+    scene.show(Ticked(16 * S), finished(2, "abort"))
+    lines = scene.log.events("Finished")
+    assert [(line["request"], line["reason"]) for line in lines] == [(1, "length"), (2, "abort")]
+    first = {name: lines[0][name] for name in ("queue_ms", "first_token_ms", "total_ms", "output_tokens", "frontend")}
+    assert first == {"queue_ms": 1000, "first_token_ms": 3000, "total_ms": 5000, "output_tokens": 8, "frontend": "fe"}
+    assert scene.value("request_success_total", finished_reason="length") == 1
+    assert scene.value("request_success_total", finished_reason="abort") == 1
+    assert scene.value("request_queue_time_seconds_count") == 2
+    assert scene.value("daemon_time_to_first_token_seconds_sum") == 7
+
+
+def test_an_end_before_any_token_says_so() -> None:
+    """A request that never ran has no queue time and no first token, rather than zeros."""
+    scene = Scene()
+    scene.show(arrived(10 * S), accepted())
+    scene.show(Ticked(12 * S), finished(2, "abort"))
+    line = scene.log.events("Finished")[0]
+    assert (line["queue_ms"], line["first_token_ms"], line["total_ms"]) == (None, None, 2000)
+
+
+def test_decisions_are_lines_with_their_numbers() -> None:
+    """M2: a retraction names its victim, reason and numbers; a stall is an error; a refusal names field and limit."""
+    scene = Scene()
+    retracted = Decided(1, "retracted", 4, "memory", {"pages": 3, "tokens_lost": 40}, by=2)
+    scene.show(Ticked(1), Outputs([retracted, Decided(1, "stalled", 0, "livelock", {"live": 1})]))
+    refused = Refused("b", "prompt_too_long", "", "prompt", 64, 65)
+    scene.show(Ticked(2), Outputs(replies=[Reply(0, refused)]))
+    line = scene.log.events("Retracted")[0]
+    assert (line["request"], line["by"], line["reason"], line["pages"]) == (4, 2, "memory", 3)
+    assert scene.log.events("Stalled")[0]["level"] == "error"
+    line = scene.log.events("Refused")[0]
+    assert (line["field"], line["limit"], line["value"]) == ("prompt", 64, 65)
+
+
+async def test_X8_a_metric_that_throws_touches_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    """With a broken metric every iteration is still taken, one error line a minute is written, and it is counted."""
+    scene = Scene()
+
+    def explode(value: float) -> None:
+        raise RuntimeError("metric sink")
+
+    scene.metrics.core_time.observe = explode  # type: ignore[method-assign, assignment]
+    for at in range(100):
+        scene.show(Ticked(at), Outputs())
+    assert len(scene.log.events("ObserveFailed")) == 1
+    assert scene.value("observe_failures_total") == 100
+    await trio.sleep(61)
+    scene.show(Ticked(200), Outputs())
+    assert len(scene.log.events("ObserveFailed")) == 2
+
+
+def test_totals_follow_the_core() -> None:
+    """Counters take the core's totals over; gauges its present values."""
+    scene = Scene()
+    scene.metrics.set_core({"running": 3, "output_tokens_total": 10, "retractions_total": 1})
+    scene.metrics.set_core({"running": 1, "output_tokens_total": 25, "retractions_total": 1})
+    assert scene.value("num_requests_running") == 1
+    assert scene.value("generation_tokens_total") == 25
+    assert scene.value("num_preemptions_total") == 1
+    scene.metrics.set_bands({"full": (5, 2, 1, 92)})
+    assert scene.value("units", band="full", state="hole") == 2
+    text = scene.metrics.exposition()
+    assert 'bandmaster:units{band="full",state="live"} 5.0' in text
