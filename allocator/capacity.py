@@ -56,6 +56,7 @@ class StageWalk:
     def __init__(self, stage: StageGeometry) -> None:
         if not stage.bands:
             raise ValueError("a stage needs at least the owner's band, if only with zero unit bytes")
+        assert stage.chain_start_bytes >= 0
         if any(band.unit_bytes < 0 for band in stage.bands):
             raise ValueError("unit bytes must not be negative")
         self.start_bytes = stage.chain_start_bytes
@@ -113,6 +114,7 @@ class CapacityForm:
             return None
         stage, band, short = self._blame(total, demand)
         name = self.bands[band].name
+        assert short > 0, "a refusal says how much is missing"
         return CapacityRefusal(not self.fits(demand), stage, band, name, short, demand, tuple(live))
 
     def _blame(self, total: list[int], demand: Demand) -> tuple[int, int, int]:
@@ -125,6 +127,7 @@ class CapacityForm:
         bands = len(self.bands)
         # The band that asks for most bytes is named; where it alone cannot make room, the next one is.
         weight = [demand[b] * self._unit_bytes(walk, b) for b in range(bands)]
+        assert any(weight) or any(total), "an empty demand on an empty arena fits"
         order = sorted(range(bands), key=lambda b: (-weight[b], -b))
         for band in order:
             short = self._units_to_go(walk, total, band)
@@ -148,6 +151,7 @@ class CapacityForm:
         if walk.overlap_bytes(trial) > 0:
             return 0
         low, high = 1, total[band]
+        assert low <= high, "the stage was too full with this band and is not without it"
         while low < high:
             middle = (low + high) // 2
             trial[band] = total[band] - middle
@@ -170,4 +174,5 @@ class CapacityForm:
                 low = middle
             else:
                 high = middle - 1
+        assert self.fits([b + low * p for b, p in zip(base, per, strict=True)])
         return low

@@ -52,6 +52,7 @@ class Checks:
 
     def broken(self, name: str, detail: str) -> None:
         """The invariant `name` does not hold: raises InvariantBroken where it is fatal or the level is strict."""
+        assert detail, "a broken invariant says what it saw"
         if INVARIANTS[name].fatal or self.level >= STRICT:
             raise InvariantBroken(name, detail)
         if self.level >= WARN:

@@ -89,11 +89,14 @@ def stored_tokens(prompt_tokens: int, output_tokens: int) -> int:
 def window_pages(window_tokens: int, span_tokens: int, page_size: int) -> int:
     """The most pages that a window's tokens and `span_tokens` more can touch, however they lie on the page grid."""
     tokens = window_tokens - 1 + span_tokens
+    assert tokens >= 1
     return (tokens + page_size - 2) // page_size + 1
 
 
 def request_demand(bands: Sequence[BandGeometry], page_size: int, sizes: RequestSizes, purpose: Purpose) -> Demand:
     """Units that a request needs from each band, in chain order, for this purpose."""
+    assert page_size >= 1
+    assert sizes.chunk_tokens >= 1
     rule = RULES[purpose]
     output = sizes.output_tokens if rule.output else 0
     tokens = stored_tokens(sizes.prompt_tokens, output)
@@ -112,4 +115,5 @@ def request_demand(bands: Sequence[BandGeometry], page_size: int, sizes: Request
             units.append(pages)
     if rule.held and sizes.held:
         units = [max(0, unit - held) for unit, held in zip(units, sizes.held, strict=True)]
+    assert min(units) >= 0
     return tuple(units)

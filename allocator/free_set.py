@@ -46,6 +46,7 @@ class FreeSet:
         self._front = self._front[k:]
         self._member[ids] = False
         self.count -= k
+        assert self.count >= 0
         return ids
 
     def peek_lowest(self, k: int) -> Int32s:
@@ -61,6 +62,7 @@ class FreeSet:
             return
         self._member[ids] = False
         self.count -= ids.size
+        assert self.count >= 0, "more was removed from a free set than it held"
         split = int(ids.searchsorted(self._edge))
         if split:
             self._front = self._front[self._member[self._front]]
@@ -76,6 +78,7 @@ class FreeSet:
         assert ids[0] <= ids[-1], "ids must ascend"
         self._member[ids] = True
         self.count += ids.size
+        assert self.count <= self.size, "an id was added that is a member"
         if ids[-1] < self._edge:
             split = ids.size
         else:
@@ -125,3 +128,4 @@ class FreeSet:
         self._blocks -= np.bincount(ids >> SHIFT, minlength=self._blocks.size)
         self._front = np.concatenate((self._front, ids))
         self._edge = int(ids[-1]) + 1
+        assert self._edge <= self.size

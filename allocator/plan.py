@@ -25,6 +25,7 @@ UNIT_ALIGN_BYTES = 256
 
 def align_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
+    assert multiple > 0
     return -(-value // multiple) * multiple
 
 
@@ -100,6 +101,7 @@ def plan_storage(layers: Sequence[Layer], page_size: int, local: Iterable[int] |
     for number, rank in enumerate(sorted(groups)):
         stored = [(index, part) for index, part in groups[rank] if index in here]
         bands.append(_lay_out(number, rank, groups[rank], stored, page_size))
+    assert bands[-1].geometry.kind == "full", "the owner comes last"
     return StoragePlan(page_size, bands)
 
 
@@ -146,6 +148,7 @@ def _lay_out(
             placed.append((layer, plane, start, shape, dtype))
             end = start + prod(shape) * dtype_bytes(dtype)
     unit_bytes = align_up(end, UNIT_ALIGN_BYTES)
+    assert 0 <= unit_bytes - end < UNIT_ALIGN_BYTES
     planes = tuple(
         PlaneView(number, layer, plane, start, shape, _strides(shape, dtype), unit_bytes, dtype)
         for layer, plane, start, shape, dtype in placed

@@ -115,6 +115,7 @@ def size_arena(
     terms += [Term("chain", chain_bytes, "shared by all bands")]
     terms += [Term("rounding", rounding, f"the arena is a multiple of {UNIT_ALIGN_BYTES} bytes")] if rounding else []
     assert sum(term.size_bytes for term in terms) == budget_bytes
+    assert walk.overlap_bytes(targets) <= 0, "targets fit the geometry they come with"
     virtual_pages = _virtual_pages(walk, plan, max_running_requests, max_model_len)
     has_state = any(band.kind == "state" for band in bands)
     virtual_slots = max(slots, slots_per_request * max_running_requests) if has_state else 0
@@ -158,6 +159,7 @@ def _state_slots(walk: StageWalk, plan: StoragePlan, floor: Demand, wanted: int)
     if not states:
         return 0
     (band,) = states
+    assert wanted >= 1
 
     def fits(slots: int) -> bool:
         counts = list(floor)

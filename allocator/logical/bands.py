@@ -67,6 +67,7 @@ class LogicalBands:
                 self._windows[band][ids] = True
             self.counts[band] += ids.size
             out.append(ids)
+        assert self.counts[self.owner] == self.pages.live
         return tuple(out)
 
     # --- explicit ids: both sides --------------------------------------------------------------------------------
@@ -109,6 +110,7 @@ class LogicalBands:
             else:
                 (self.pages if band == self.owner else self.slots).release(ids)
             self.counts[band] -= ids.size
+            assert self.counts[band] >= 0
 
     def live_ids(self, band: int) -> Int32s:
         """Live ids of a band, ascending: for idle checks and tests."""

@@ -54,6 +54,7 @@ class LogicalChain:
         self._deciding = 0
         self._zero: Demand = (0,) * len(self.bands)
         self._page: Demand = (*self._zero[:-1], 1)
+        assert self.owner == len(self.bands) - 1, "the owner is the last band of the chain"
 
     # --- questions -----------------------------------------------------------------------------------------------
 
@@ -120,6 +121,7 @@ class LogicalChain:
         self._check_bound(demand, bound)
         ids = self._state.mint(demand, bound)
         self._answers.clear()
+        assert tuple(column.size for column in ids) == demand
         return Taken(Take(make_parts([(b, column) for b, column in enumerate(ids) if column.size])), ids)
 
     def free(self, parts: Sequence[OptionalIds]) -> Free:

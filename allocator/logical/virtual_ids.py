@@ -47,6 +47,7 @@ class VirtualIds:
 
     def claim(self, ids: Int32s) -> None:
         """Makes checked ids live that another chain minted."""
+        assert ids.size <= self._free.count
         self._free.remove(ids)
         self._count(ids)
 
@@ -64,6 +65,7 @@ class VirtualIds:
         self._free.add(ids)
         self.live -= ids.size
         assert self.live >= 0
+        assert self.live + self._free.count == self.limit, "ids are live or free"
 
     def are_live(self, ids: Int32s) -> bool:
         """Whether every id, already known to be in the space, is live."""
@@ -80,6 +82,7 @@ class VirtualIds:
         self.live += ids.size
         self.minted += ids.size
         self.highest = max(self.highest, int(ids[-1]))
+        assert self.live + self._free.count == self.limit, "ids are live or free"
 
     def _check_range(self, ids: Int32s, name: str) -> None:
         if ids[0] < 1 or ids[-1] > self.limit:

@@ -51,6 +51,7 @@ class EndBand:
     ) -> None:
         self.index = index
         self.geometry = geometry
+        assert lowest_unit >= 1, "unit 0 is the sink"
         self.capacity = max(0, highest_unit - lowest_unit + 1)
         self._anchor, self._direction = (lowest_unit, 1) if grows_up else (highest_unit, -1)
         self._consumer = Consumer.FORWARD if geometry.kind == "state" else Consumer.ZERO
@@ -98,7 +99,9 @@ class EndBand:
 
     def take(self, ids: Int32s) -> list[Effect]:
         """Binds checked ids to units: holes, then pending batches, then growth, then vacated units."""
+        assert ids.size <= self.available(), "check_take comes first"
         positions, behind = self._acquire(ids.size)
+        assert positions.size == ids.size
         units = self._anchor + self._direction * positions
         self._state[positions] = LIVE
         self._holder[positions] = ids
@@ -126,6 +129,7 @@ class EndBand:
         positions = np.sort(self._positions(ids))
         self._unit_of[ids] = 0
         self.live -= ids.size
+        assert self.live >= 0
         behind = self._steps.newest_in_flight
         if behind:
             self._state[positions] = PENDING
@@ -204,6 +208,7 @@ class EndBand:
             self.frontier += grown
             k -= grown
         if k:
+            assert self.frontier == self.capacity, "growth comes before vacated units"
             behind = max(behind, self._settle(self.ledger.vacated, k, chosen))
         return (chosen[0] if len(chosen) == 1 else np.concatenate(chosen)), behind
 
@@ -221,6 +226,8 @@ class EndBand:
             self._checks.broken("band.geometry_ready", f"band {self.geometry.name} moves while units pend")
         self._holes.remove(targets)
         ids = self._holder[sources]
+        assert sources.size == targets.size
+        assert (sources > targets).all(), "a move goes toward the band's own side"
         source_units = pack_i32(self._anchor + self._direction * sources)
         target_units = self._anchor + self._direction * targets
         self._state[targets] = LIVE
@@ -239,6 +246,7 @@ class EndBand:
     def _retreat(self) -> None:
         """Gives the holes at the boundary back to beyond."""
         frontier = plan_retreat(self._state, self.frontier)
+        assert 0 <= frontier <= self.frontier
         if frontier < self.frontier:
             self._holes.remove(np.arange(frontier, self.frontier, dtype=np.int32))
             self._state[frontier : self.frontier] = BEYOND

@@ -48,6 +48,7 @@ class PhysicalChain:
         # Band by index in chain order; None where this stage stores nothing of the kind.
         self._bands = _build_bands(geometry, self.stage, self._steps, self.checks)
         self._stored = [band for band in self._bands if band is not None]
+        assert len(self._stored) <= 1, "more than one stored band was refused"
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -73,6 +74,7 @@ class PhysicalChain:
                     effects += band.flush(op.moves_max)
             else:
                 effects += self._apply_units(op.parts, isinstance(op, Take))
+        assert self._effects is None, "ops change nothing twice"
         self._effects = effects
         return effects
 

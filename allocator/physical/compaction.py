@@ -35,6 +35,7 @@ def plan_moves(
 
     Each source lies above its target. Stops at the first source that is not `movable`.
     """
+    assert 0 <= frontier <= state.size
     count = min(moves_max, holes.count)
     if count == 0:
         return _NONE, _NONE
@@ -51,6 +52,7 @@ def plan_moves(
 
 def plan_retreat(state: NDArray[np.uint8], frontier: int) -> int:
     """The frontier after it gave back the holes at its boundary."""
+    assert 0 <= frontier <= state.size
     top = frontier
     while top > 0:
         base = max(0, top - _SCAN)

@@ -56,6 +56,7 @@ class ForwardSteps:
             )
             self._checks.broken("chain.step_order", detail)
         moved = processed_through > self.processed_through
+        assert processed_through < seq, "a step cannot process its own forward"
         while self._in_flight and self._in_flight[0] <= processed_through:
             self._in_flight.popleft()
         self.seq = seq
@@ -80,6 +81,7 @@ class ForwardSteps:
                 f"forward {seq} cannot be launched: the newest step is {self.seq}, in flight {list(self._in_flight)}"
             )
             self._checks.broken("chain.step_order", detail)
+        assert not self._in_flight or self._in_flight[-1] < seq
         self._in_flight.append(seq)
 
     def wait(self, seq: int) -> bool:
@@ -140,4 +142,5 @@ class PendingBatches:
             return None
         positions = np.sort(np.concatenate(columns)) if len(columns) > 1 else columns[0]
         self.units -= positions.size
+        assert self.units >= 0
         return positions

@@ -27,6 +27,7 @@ class BandLedger:
 
     def record_writes(self, seq: int, positions: Int32s) -> None:
         """Forward `seq` writes these units until it retires."""
+        assert seq > self._steps.retired_through, "a forward that is over cannot write"
         self._written_by[positions] = seq
 
     def written(self, positions: Int32s) -> NDArray[np.bool_]:
