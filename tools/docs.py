@@ -10,8 +10,7 @@ import ast
 import sys
 from pathlib import Path
 
-from daemon.config import markdown as settings_table
-from daemon.exits import exit_table
+from daemon.config import document as settings_page
 from daemon.frontend.errors import ENDS, REFUSALS
 from daemon.frontend.fields import Field, Use
 from daemon.frontend.schemas import FIELDS
@@ -19,19 +18,6 @@ from daemon.frontend.schemas import FIELDS
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("allocator", "ipc", "journal", "kernels", "daemon", "daemon/core", "daemon/rank", "daemon/frontend", "tools")
 BEGIN, END = "<!-- rooms: made by tools/docs.py -->", "<!-- end of rooms -->"
-
-SETTINGS_PAGE = """# Settings
-
-Made by `python -m tools.docs --write` from the settings table. A flag overrides its environment variable, that one the
-file named by `--config`, that one the default. A bad value is refused with its name and range; an unknown key is
-refused by name. `bandmaster serve --print-config` prints what is in force, as a file that `--config` reads.
-
-{settings}
-
-## Exit codes
-
-{exits}
-"""
 
 API_PAGE = """# HTTP interface
 
@@ -97,11 +83,6 @@ def map_page() -> str:
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{rooms()}\n{END}{after}"
-
-
-def settings_page() -> str:
-    """`docs/settings.md`."""
-    return SETTINGS_PAGE.format(settings=settings_table(), exits=exit_table())
 
 
 def field_line(field: Field) -> str:
