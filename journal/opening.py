@@ -60,13 +60,13 @@ def open_journal(storage: Storage, settings: JournalSettings, journal_id: bytes)
 def recover(storage: Storage, journal_id: bytes) -> tuple[Start, Recovered]:
     """Repair what may be repaired and find where the next life begins."""
     notes: list[str] = []
-    _remove_temporaries(storage)
     while True:
         walk, unfinished, lives = _walk_last_life(storage)
         cuts = walk.cuts()
         if not cuts:
             break
         notes.extend(_cut(storage, cut) for cut in cuts)
+    _remove_temporaries(storage)
     notes.extend(found.text() for found in walk.findings if found.row.label not in ("clean_end", "superseded_tail"))
     start = _start(storage, walk, journal_id)
     clean = walk.at.closed or walk.at.sequence == 0

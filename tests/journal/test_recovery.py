@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ from journal.records import Kind
 from journal.recovery import DAMAGE, TABLE, Case, Condition, Decision, judge
 from journal.segment import encode_header, segment_name
 from journal.writer import JournalSettings
-from tests.journal.helpers import ID, begin, closed, opened, start, tick
+from tests.journal.helpers import begin, closed, opened, start, tick
 from tests.journal.modeled_disk import Inode, ModeledDisk
 
 Files = dict[str, bytes]
@@ -231,4 +233,8 @@ def test_payload_that_does_not_fit_its_type() -> None:
         records.decode(Kind.TICKED, found.payload)
 
 
-assert len(ID) == segment.JOURNAL_ID_BYTES
+def test_the_documentation_has_the_table() -> None:
+    """`docs/journal_format.md` lists every row with its decision, in the order in which rows are tried."""
+    text = (Path(__file__).parents[2] / "docs" / "journal_format.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| (accept|skip|cut_torn|refuse) \|", text, re.MULTILINE)
+    assert listed == [(row.label, row.decision.value) for row in TABLE]
