@@ -270,7 +270,6 @@ def _accept(core: CoreState, frontend: int, item: Arrived, plan: Plan, out: Outp
     )
     core.groups[frontend, generate.id] = group
     core.stop_uses[plan.stop_ids] += 1
-    core.busy = True
     deadline_ns = item.now_ns + generate.deadline_ms * 1_000_000 if generate.deadline_ms else 0
     for choice in range(generate.n):
         request = Request(

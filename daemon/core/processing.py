@@ -29,7 +29,6 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
         return
     flight = _next_flight(core, item)
     core.reported_seq = flight.seq
-    core.blocked = False
     if not flight.forward:
         return
     core.in_flight -= 1

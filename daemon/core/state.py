@@ -160,6 +160,7 @@ class CoreState:
         self.requests[request.number] = request
         self.counts[request.state] += 1
         self.queue.add(request)
+        self.busy, self.blocked = True, False
         if request.deadline_ns:
             heapq.heappush(self.deadlines, (request.deadline_ns, request.number))
 

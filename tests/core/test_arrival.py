@@ -290,12 +290,13 @@ def test_the_seed_is_the_clients_or_the_drawn_one() -> None:
     """A seed that the client gave is used, else the one the daemon drew; the acceptance tells which."""
     world = World()
     world.arrive(request(id="given", sampling={"seed": -5}), seed=11)
+    world.arrive(request(id="zero", sampling={"seed": 0}), seed=11)
     world.arrive(request(id="drawn"), seed=12)
-    assert [world.clients["fe", id].accepted.seed for id in ("given", "drawn")] == [-5, 12]
+    assert [world.clients["fe", id].accepted.seed for id in ("given", "zero", "drawn")] == [-5, 0, 12]
     out = world.tick()
     assert out.step is not None
     assert out.step.forward is not None
-    assert [row.sampling.seed for row in out.step.forward.sampling] == [-5, 12]
+    assert [row.sampling.seed for row in out.step.forward.sampling] == [-5, 0, 12]
 
 
 def test_content_is_compared_by_every_field() -> None:

@@ -146,6 +146,7 @@ def test_the_end_of_an_epoch_ends_every_request_as_fault() -> None:
     world.begin()
     assert world.feed(stale).tokens is None, "a report of an old epoch is ignored"
     world.send("late", 9, 3)
+    assert not world.feed(inputs.EpochEnded(world.now_ns, 1, "late news")).decisions, "only the present one can end"
     world.run()
     assert world.finished("late").reason == "length"
     assert world.steps[-1].epoch == 2

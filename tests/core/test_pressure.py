@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from allocator.capacity import CapacityRefusal
+from allocator.columns import i64
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory
+from ipc.messages import Sampling
 from tests.core.scenes import (
     chunk_retracted,
     chunk_retracted_while_parked,
@@ -15,17 +17,17 @@ from tests.core.scenes import (
     parked_and_shrunk,
     stage,
 )
-from tests.core.world import World
+from tests.core.world import World, facts
 
 SCENES = [parked_and_shrunk, chunk_retracted, chunk_retracted_while_parked, last_row_parks]
 
 
 def overcommitted(**changes: object) -> World:
-    """Three requests of equal length whose outputs cannot all be held; the estimate lets them in."""
+    """Three requests whose outputs cannot all be held; the estimate lets them in. The older, the shorter and dearer."""
     config: dict[str, object] = {"page_size": 1, "max_running_requests": 3, "max_batched_tokens": 64} | changes
     world = World(CoreConfig(**config), pages=60)  # type: ignore[arg-type]
     for k in range(3):
-        world.send(f"r{k}", 8 + k, 20, priority=k)
+        world.send(f"r{k}", 8 + k, 20, priority=-k)
     return world
 
 
@@ -43,7 +45,7 @@ def test_the_cheapest_to_redo_is_retracted_and_told_with_numbers() -> None:
     world = overcommitted()
     drive(world, lambda: bool(world.verdicts("retracted")))
     (decision,) = world.verdicts("retracted")
-    assert decision.request == 1
+    assert decision.request == 1, "the shortest, though its priority is highest: that is no matter under fcfs"
     assert decision.by in (2, 3)
     assert decision.numbers["pages"] == decision.numbers["tokens"] >= 8
     assert decision.numbers["times"] == 1
@@ -56,9 +58,50 @@ def test_the_cheapest_to_redo_is_retracted_and_told_with_numbers() -> None:
 def test_low_priority_is_retracted_first_under_the_priority_policy() -> None:
     """Priority comes before cost when victims are chosen."""
     world = overcommitted(schedule_policy="priority")
-    world.send("cheap", 2, 3, priority=9)
     drive(world, lambda: bool(world.verdicts("retracted")))
-    assert world.verdicts("retracted")[0].request == 1
+    assert world.verdicts("retracted")[0].request == 3
+    world.run()
+    world.check_rest()
+
+
+def test_the_expected_share_of_output_tightens_and_relaxes() -> None:
+    """Retraction raises what running requests are expected to grow by, progress lowers it; `full` pins it to one."""
+    world = overcommitted()
+    shares = [world.core.view()["share_ppm"]]
+    while not world.verdicts("retracted"):
+        if world.wants_tick:
+            world.tick()
+            shares.append(world.core.view()["share_ppm"])
+        else:
+            world.report()
+    assert shares[:-1] == sorted(shares[:-1], reverse=True)
+    assert shares[-2] < shares[0]
+    assert shares[-1] > shares[0]
+    world.run()
+    full = overcommitted(reserve="full")
+    full.run()
+    assert full.core.view()["share_ppm"] == 1_000_000
+
+
+def test_the_rest_of_a_prompt_is_promised_in_full() -> None:
+    """Beside a long prompt that just began, a request is priced with all of that prompt, not a share of it."""
+    config = CoreConfig(page_size=1, max_running_requests=3, max_batched_tokens=32, chunked_prefill_size=4)
+    world = World(config, pages=32)
+    world.send("long", 30, 1)
+    world.send("small", 4, 6)
+    world.tick()
+    assert (stage(world, "long"), stage(world, "small")) == ("prefilling", "waiting")
+    world.run()
+    world.check_rest()
+
+
+def test_an_arrival_is_looked_at_while_a_row_is_parked() -> None:
+    """A world that waits for a result because nothing fits is asked again when something new arrives."""
+    world = last_row_parks()
+    drive(world, lambda: stage(world, "a") == "parked_row")
+    assert not world.wants_tick
+    world.send("new", 1, 1)
+    assert world.wants_tick
     world.run()
     world.check_rest()
 
@@ -112,6 +155,79 @@ def test_a_parked_chunk_keeps_what_it_holds_and_is_told_once() -> None:
     drive(world, lambda: len(world.verdicts("shrunk")) > len(shrunk))
     numbers = world.verdicts("shrunk")[-1].numbers
     assert 0 < numbers["tokens"] < numbers["wanted_tokens"]
+    world.run()
+    world.check_rest()
+
+
+class Moody:
+    """A chain that refuses every `every`-th question of a decode row, whatever is free; it still takes honestly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+        self.asked = 0
+        honest = Memory.refusal
+
+        def refusal(memory: Memory, pages: int) -> CapacityRefusal | None:
+            self.asked += 1
+            return honest(memory, 10**6 if self.asked % every == 0 else pages)
+
+        monkeypatch.setattr(Memory, "refusal", refusal)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_requests_retracted_again_and_again_keep_every_token(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dozens of retractions on either side of a whole tail: rows change, the kept output is always complete."""
+    config = CoreConfig(page_size=4, max_running_requests=3, max_batched_tokens=600, retracts_max=100, overlap=overlap)
+    world = World(config, pages=400, model=facts(97, 400))
+    Moody(monkeypatch, 5)
+    for k in range(3):
+        world.send(f"r{k}", 5 + k, 300 - k, sampling=Sampling(temperature=0.0, presence_penalty=0.5))
+    world.run()
+    world.check_rest()
+    most = max(decision.numbers["times"] for decision in world.verdicts("retracted"))
+    assert most > 10
+    for step in world.steps:
+        for row in step.forward.sampling if step.forward else []:
+            number = (row.choice, i64(row.prompt_ids).tolist())
+            assert any(
+                i64(client.generate.prompt).tolist() == number[1]
+                and client.tokens[0][: len(row.output_ids) // 8] == i64(row.output_ids).tolist()
+                for client, _ in world.by_request.values()
+            )
+
+
+@pytest.mark.parametrize("retracts_max", [0, 1, 4])
+def test_the_bound_holds_against_a_chain_that_always_complains(
+    retracts_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A protected request is not chosen again, however often it would help: it parks instead."""
+    config = CoreConfig(page_size=1, max_running_requests=3, max_batched_tokens=64, retracts_max=retracts_max)
+    world = World(config, pages=200)
+    Moody(monkeypatch, 3)
+    for k in range(3):
+        world.send(f"r{k}", 5 + k, 40)
+    world.run()
+    world.check_rest()
+    assert max((one.numbers["times"] for one in world.verdicts("retracted")), default=0) == retracts_max
+
+
+def test_the_oldest_rows_get_the_pages_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protected rows short of pages: as many as fit go on, oldest first, the youngest park and come back."""
+    config = CoreConfig(page_size=1, max_running_requests=3, max_batched_tokens=64, retracts_max=0, overlap=False)
+    world = World(config, pages=200)
+    for k in range(3):
+        world.send(f"r{k}", 5, 9)
+    world.tick()
+    world.report()
+    with monkeypatch.context() as patch:
+        honest = Memory.refusal
+        patch.setattr(Memory, "refusal", lambda memory, pages: honest(memory, pages if pages < 3 else 10**6))
+        patch.setattr(Memory, "room_pages", lambda memory, planned: 2)
+        world.tick()
+    assert [stage(world, f"r{k}") for k in range(3)] == ["running", "running", "parked_row"]
+    assert [decision.request for decision in world.verdicts("parked")] == [3]
+    world.report()
+    world.tick()
+    assert stage(world, "r2") == "running"
     world.run()
     world.check_rest()
 
