@@ -54,7 +54,7 @@ AskHandler = Callable[[dict[str, int]], Awaitable[tuple[bool, str]]]
 READ_BATCH = 256  # messages taken per wake-up
 SEND_HWM = 1024  # messages in ZeroMQ's own queue per front end, before our outbox
 RETRY_S = 0.005  # how often a slow reader is tried again, while there is one
-HOUSEKEEPING_S = 1.0
+HOUSEKEEPING_S = 1.0  # how often silence is looked for, more often when little of it is allowed
 BUSY_RETRY_MS = 1000
 
 COUNTERS = (
@@ -412,7 +412,7 @@ class Gateway:
         """Give up front ends that were silent too long; sleeps without a timer while there are none."""
         while True:
             await self._someone.wait()
-            await trio.sleep(HOUSEKEEPING_S)
+            await trio.sleep(min(HOUSEKEEPING_S, self._silence_s / 4))
             for session in self._sessions.silent(trio.current_time() - self._silence_s):
                 self.stats["frontends_lost"] += 1
                 live = len(session.live)
