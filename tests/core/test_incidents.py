@@ -158,9 +158,10 @@ def test_incident_12_what_can_never_fit_is_refused_before_anything_is_touched() 
     assert world.core.gauges()["retractions_total"] == 0
 
 
-def test_incident_13_a_question_changes_nothing() -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_incident_13_a_question_changes_nothing(seed: int) -> None:
     """Asking what fits, at any moment and any number of times, leaves the state's digest as it was."""
-    workload = Workload(2, pressed=True)
+    workload = Workload(seed, pressed=True)
     for _ in range(120):
         workload.act()
         core = workload.world.core
