@@ -126,10 +126,11 @@ class Driver:
             row_ids, generations, starts, counts = (pack_i32(column) for column in table[:4])
             flag_bytes = table[4].astype(np.uint8).tobytes()
             entry, index, page = (pack_i32(column) for column in new)
+            started = [item for item in self._fresh if item.row in {row for row, _, _ in work}]
+            self._fresh = [item for item in self._fresh if item not in started]
             forward = Forward(
-                row_ids, generations, starts, counts, flag_bytes, pack_i64(tokens), entry, index, page, self._fresh
+                row_ids, generations, starts, counts, flag_bytes, pack_i64(tokens), entry, index, page, started
             )
-            self._fresh = []
         ops, self._ops = self._ops, []
         through = self.newest_forward if processed is None else processed
         digest = self.chain.step_digest(self.seq, ops)

@@ -145,7 +145,10 @@ def _convert(source: Path, target: Path) -> None:
     config.save_pretrained(target)
     GenerationConfig.from_model_config(config).save_pretrained(target)
     _say("tokenizer ...")
-    AutoTokenizer.from_pretrained(**place).save_pretrained(target)
+    try:
+        AutoTokenizer.from_pretrained(**place).save_pretrained(target)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise UnsupportedModel(f"{source}: its tokenizer cannot be read: {error}") from error
     origin = {"source": str(source), "format": FORMAT, "bytes": source.stat().st_size}
     (target / "bandmaster.json").write_text(json.dumps(origin, indent=1) + "\n")
     _say(f"converted in {time.monotonic() - started:.1f} s")

@@ -25,6 +25,7 @@ from ipc.streams import RankStream
 
 HEARTBEAT_S = 1.0
 JOIN_TIMEOUT_S = 60.0
+FAULT_LINGER_S = 1.0  # after a Fault: time for it to leave the process; a Stop or the daemon's end cuts it short
 
 EXIT_STOPPED = 0
 EXIT_FAULT = 1
@@ -143,6 +144,7 @@ class RankLoop:
         self._exit_code = EXIT_FAULT
         log.error("fault", seq=failed.seq, what=failed.what, trace=failed.trace)
         await self._stream.send(Fault(*self._place, failed.seq, failed.what, failed.trace))
+        await trio.sleep(FAULT_LINGER_S)
 
     async def _heartbeats(self) -> None:
         while True:
