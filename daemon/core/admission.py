@@ -60,6 +60,7 @@ class PrefillBudget:
 
     def price(self, planned: int, prompt: int, ceiling: int) -> int:
         """Pages that must fit now for a request of `prompt` pages (`ceiling` at its longest) to be admitted."""
+        assert prompt <= ceiling, "a request's prompt is within its ceiling"
         growth = self.ceiling + ceiling - prompt - self.held - planned - self.resident_rest
         expected = -(-max(growth, 0) * self.share_ppm // SHARE_ONE_PPM)
         return planned + prompt + self.resident_rest + expected
@@ -141,6 +142,7 @@ def _plan_new(
     core: CoreState, request: Request, budget: PrefillBudget, plan: StepPlan, count: int, target: int
 ) -> None:
     assert core.memory is not None, "only an epoch admits"
+    assert 0 < count <= min(target, plan.budget_tokens), "a chunk has tokens and fits the budget"
     pages = core.memory.pages_of(count)
     plan.chunks.append(Chunk(request, 0, count, pages))
     plan.pages += pages

@@ -102,6 +102,7 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
     )
     core.totals.forwards += 1
     core.in_flight += 1
+    assert core.in_flight <= 2, "at most two forwards are in flight"
     core.busy = True
     return _seal(core, forward, flight)
 
@@ -140,6 +141,7 @@ def _start(core: CoreState, chunk: Chunk, now_ns: int, out: Outputs) -> None:
     request = chunk.request
     core.queue.remove(request)
     kept = b"".join(request.kept)
+    assert len(kept) == 8 * request.output_tokens, "all output so far is kept"
     row = core.rows.assign(request)
     core.move(request, Event.ADMIT)
     prompt = request.group.prompt

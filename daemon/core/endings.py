@@ -30,6 +30,8 @@ def end(
     event = END_EVENT[reason]
     leave(core, request)
     core.move(request, event)
+    assert request.row < 0, "what ended has no row"
+    assert request is not core.resident, "what ended is not being prefilled"
     setattr(core.totals, _TOTAL_OF[event], getattr(core.totals, _TOTAL_OF[event]) + 1)
     del core.requests[request.number]
     group = request.group
@@ -84,6 +86,7 @@ def forget(core: CoreState, group: Group) -> None:
 
 def _close_group(core: CoreState, group: Group) -> None:
     group.prompt = np.zeros(0, np.int64)
+    assert len(group.ended) == group.accepted.n, "every choice of a closed group has its end"
     core.stop_uses[group.stop_ids] -= 1
     group.stop_ids = np.zeros(0, np.int64)
     core.ended_groups[group.frontend, group.id] = group

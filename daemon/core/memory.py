@@ -72,6 +72,7 @@ class Memory:
     def give_back(self, pages: Int32s) -> None:
         """Pages that their owner holds no longer; one `Free` carries all that come back before the next question."""
         if len(pages):
+            assert pages.min() > 0, "the sink is nobody's"
             self._returned.append(pages)
 
     def flush(self, moves_max: int) -> None:

@@ -85,6 +85,7 @@ def relax(core: CoreState) -> None:
 
 def retract(core: CoreState, request: Request, by: int, numbers: dict[str, int], now_ns: int, out: Outputs) -> None:
     """Take everything back and queue the request again in this iteration, its output kept as prompt."""
+    assert request.row >= 0, "only what has a row gives something back"
     lost = int(core.rows.scheduled[request.row])
     pages = leave(core, request)
     core.move(request, Event.RETRACT)

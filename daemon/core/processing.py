@@ -32,6 +32,8 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
     if not flight.forward:
         return
     core.in_flight -= 1
+    assert core.in_flight >= 0, "a result belongs to a forward that was launched"
+    assert flight.seq > core.processed_through, "progress only grows"
     core.processed_through = flight.seq
     tokens = i64(item.tokens)
     rows, requests, frontends, final = flight.rows, flight.requests, flight.frontends, flight.final

@@ -98,6 +98,7 @@ class RowTable:
         """Take the row back; the pages it held are returned, and `request.kept` holds all its output again."""
         row = request.row
         assert self.owners[row] is request, "only the owner's row is released"
+        assert self.output[row] <= request.max_output, "no token beyond the limit was committed"
         request.output_tokens = int(self.output[row])
         newest = self.newest_output(row)
         if len(newest):
@@ -120,6 +121,7 @@ class RowTable:
 
     def start_decoding(self, row: int) -> None:
         """From the next step on the row gets one token per step."""
+        assert self.left[row] > 0, "a decoding row has output left"
         self.decoding[row] = True
         self._batch = None
 
@@ -152,6 +154,7 @@ class RowTable:
 
     def append_pages(self, row: int, ids: Int32s) -> int:
         """Append pages to one row's table; returns the index of the first."""
+        assert self.owners[row] is not None, "only an owned row holds pages"
         first = int(self.pages[row])
         self._widen(first + len(ids))
         self.table[row, first : first + len(ids)] = ids

@@ -151,12 +151,14 @@ class CoreState:
     def move(self, request: Request, event: Event) -> None:
         """The only place where a request changes its state."""
         after = step_life(request.state, event)
+        assert self.counts[request.state] > 0, "the state that a request leaves is counted"
         self.counts[request.state] -= 1
         self.counts[after] += 1
         request.state = after
 
     def enter(self, request: Request) -> None:
         """A choice was accepted: it is live and waits."""
+        assert request.number not in self.requests, "numbers are given once"
         self.requests[request.number] = request
         self.counts[request.state] += 1
         self.queue.add(request)
@@ -170,6 +172,8 @@ class CoreState:
         pages = self.rows.release(request)
         self.memory.give_back(pages)
         self.ceiling_pages -= request.ceiling_pages
+        assert len(pages) <= request.ceiling_pages, "a request never holds more than its ceiling"
+        assert self.ceiling_pages >= 0, "what is promised was added before"
         if self.resident is request:
             self.resident = None
         if request in self.parked_rows:
