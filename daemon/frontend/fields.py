@@ -64,9 +64,14 @@ class Field:
 
     def range_text(self) -> str:
         """The range as the documentation and the error messages show it."""
-        low = "" if self.low is None else f"{'above' if self.low_open else 'at least'} {self.low:g}"
-        high = "" if self.high is None else f"at most {self.high:g}" if self.high < 1e6 else f"at most {int(self.high)}"
+        low = "" if self.low is None else f"{'above' if self.low_open else 'at least'} {plain(self.low)}"
+        high = "" if self.high is None else f"at most {plain(self.high)}"
         return ", ".join(part for part in (low, high) if part)
+
+
+def plain(bound: float) -> str:
+    """A bound without an exponent or a needless point."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def same(value: Any, allowed: Any) -> bool:

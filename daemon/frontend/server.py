@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import signal
 import socket
+from functools import partial
 from typing import Any
 
-import hypercorn.trio
 import trio
-from hypercorn.config import Config, Sockets
+from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr, wrap_app
 
 from daemon.exits import DaemonError, Exit
 from daemon.frontend.service import Service
@@ -77,18 +83,75 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve_http(app: Any, service: Service, bound: socket.socket, grace_s: float) -> None:
-    """Serve until the service is idle for good, then close; returns when all connections are closed."""
+class Http1(H11Protocol):
+    """HTTP/1.1 only: an upgrade to HTTP/2 is ignored, as the standard allows.
+
+    hypercorn's HTTP/2 leaves the sender of a closed connection waiting for its window for ever.
+    """
+
+    async def _check_protocol(self, event: Any) -> None:
+        return
+
+
+class Connection(TCPServer):
+    """One client's connection, without TLS."""
+
+    async def run(self) -> None:
+        """Until either side closes it."""
+        stream: trio.SocketStream = self.stream  # type: ignore[assignment]
+        address = partial(parse_socket_addr, stream.socket.family)
+        try:
+            client, server = address(stream.socket.getpeername()), address(stream.socket.getsockname())
+            async with TaskGroup() as tasks:
+                self._task_group = tasks
+                ends = (False, client, server, self.protocol_send)
+                self.protocol = Http1(self.app, self.config, self.context, tasks, self.state, *ends)  # type: ignore
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+                await stream.aclose()  # the client is gone: a send that waits for it to read must not wait on
+        except OSError:
+            return  # the connection broke
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        """Close at once: what was written still goes out, and no other sender is disturbed by a second one."""
+        await self.stream.aclose()
+
+
+def server_config(log: Any) -> Config:
+    """hypercorn's settings."""
     config = Config()
-    config._log = HypercornLog(service.log)  # type: ignore[assignment]
-    config.create_sockets = lambda: Sockets([], [bound], [])  # type: ignore[method-assign]
-    config.backlog = BACKLOG
+    config._log = HypercornLog(log)  # type: ignore[assignment]
     config.keep_alive_timeout = KEEP_ALIVE_S
-    config.graceful_timeout = grace_s
-    config.include_server_header = False
-    config.h2_max_concurrent_streams = 1000
     config.keep_alive_max_requests = 1_000_000
-    await hypercorn.trio.serve(app, config, shutdown_trigger=service.idle.wait, mode="asgi")
+    config.include_server_header = False
+    return config
+
+
+async def serve_http(app: Any, service: Service, bound: socket.socket, grace_s: float) -> None:
+    """Serve until the service is idle for good, then close; open connections get `grace_s` more.
+
+    The accept loop is ours: hypercorn's own ends the server when one connection's protocol code fails, which a
+    malformed upgrade request is enough for.
+    """
+    config, context = server_config(service.log), WorkerContext(None)
+    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
+
+    async def connection(stream: trio.SocketStream) -> None:
+        try:
+            await Connection(wrapped, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+        except Exception:  # this connection is lost; no other one may be
+            service.log.exception("HttpConnectionFailed")
+
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(bound))]
+    async with trio.open_nursery() as connections:
+        async with trio.open_nursery() as accepting:
+            accepting.start_soon(partial(trio.serve_listeners, connection, listeners, handler_nursery=connections))
+            await service.idle.wait()
+            accepting.cancel_scope.cancel()
+        connections.cancel_scope.deadline = trio.current_time() + grace_s
+        await context.terminated.set()
 
 
 async def watch_signals(
