@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from daemon.processes import die_with_parent
 from daemon.rank.errors import RankError, UnsupportedModel
 
 FORMAT = 1  # raise when the content of converted directories changes
@@ -195,6 +196,7 @@ def _say(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """`python -m daemon.rank.convert [PATH]`: prints the prepared directory on stdout, progress on stderr."""
+    die_with_parent()
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
         print("usage: python -m daemon.rank.convert [DIRECTORY | FILE.gguf]", file=sys.stderr)

@@ -63,5 +63,5 @@ def plan_and_size(shapes: Sequence[KVShape], settings: RankSettings, max_model_l
             max_batched_tokens=settings.max_batched_tokens,
         )
     except BudgetTooSmall as error:
-        raise RankError("\n".join([str(error), *error.lines()])) from error
+        raise RankError(str(error)) from error
     return Sized(plan, sizing)

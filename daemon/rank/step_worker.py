@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from allocator.checks import Checks
 from allocator.columns import pack_i32, pack_i64
 from allocator.logical.mirror import LogicalMirror
 from allocator.physical.chain import PhysicalChain
@@ -46,8 +47,9 @@ class StepWorker:
         runner.begin(geometry, stage)
         self.runner = runner
         self.epoch, self.stage, self.rank = begin.epoch, stage, rank
-        self.chain = PhysicalChain(geometry, stage)
-        self.mirror = LogicalMirror(geometry)
+        checks = Checks(settings.invariants)
+        self.chain = PhysicalChain(geometry, stage, checks)
+        self.mirror = LogicalMirror(geometry, checks)
         self.executor = Executor(geometry, stage, runner.arena, runner.device)
         pages = (max_model_len + geometry.page_size - 1) // geometry.page_size + 1  # one more for a surplus token
         self.rows = RowTable(settings.max_running_requests, pages)

@@ -85,7 +85,7 @@ class TorchRunner:
         self._sized = plan_and_size(self._model.shapes, settings, facts.max_model_len, budget)
         sizing = self._sized.sizing
         versions = {
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "transformers": importlib.metadata.version("transformers"),
             "device": "cpu",
             "dtype": f"{facts.dtype}: {why}",

@@ -1,0 +1,95 @@
+"""Runs in a process of its own, without a GPU: compiles every kernel ahead of time and prints what it takes.
+
+One line per kernel and target: `name sm_80 registers 96 stack 0 local 0`. The sizes are those of the embedded model.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels import attention_decode, attention_prefill, sampling, store_rows, units
+from kernels.reference import UNIFORM_STEP
+
+TARGETS = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32)}
+
+
+class Kernel(NamedTuple):
+    """A kernel, the types of its run-time arguments in order, and its compile-time values."""
+
+    function: Any
+    types: str
+    constants: dict[str, object]
+
+
+HEADS: dict[str, object] = {"PAGE": 16, "GROUP": 3, "K_DIM": 64, "V_DIM": 64, "K_BLOCK": 64, "V_BLOCK": 64}
+KERNELS = {
+    "decode-partial": Kernel(
+        attention_decode._partial,
+        "*bf16 *bf16 *bf16 *i32 *i32 *fp32 *fp32 *fp32 fp32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32",
+        HEADS | {"SPLIT": 512, "GROUP_BLOCK": 16, "KEYS": attention_decode.KEYS_BLOCK, "UPCAST": False},
+    ),
+    "decode-combine": Kernel(
+        attention_decode._combine,
+        "*fp32 *fp32 *fp32 *bf16 i32 i32 i32 i32",
+        {"V_DIM": 64, "V_BLOCK": 64, "SPLITS_BLOCK": 16},
+    ),
+    "extend": Kernel(
+        attention_prefill._extend,
+        "*bf16 *bf16 *bf16 *bf16 *i32 *i32 *i32 *i32 *i32 *i32 fp32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32",
+        HEADS | {"TILE": attention_prefill.QUERIES, "KEYS": attention_prefill.KEYS_BLOCK, "UPCAST": False},
+    ),
+    "store": Kernel(
+        store_rows._store, "*bf16 *bf16 *i32 *i32 i32 i32 i32 i32 i32", {"HEADS": 3, "DIM": 64, "BLOCK": 256}
+    ),
+    "zero": Kernel(units._zero, "*i64 *i32 i32", {"BLOCK": units.BLOCK_WORDS}),
+    "copy": Kernel(units._copy, "*i64 *i32 *i32 i32", {"BLOCK": units.BLOCK_WORDS}),
+    "sample": Kernel(
+        sampling._sample, "*fp32 *fp32 *i32 *i64 i32 i32", {"STEP": UNIFORM_STEP, "BLOCK": sampling.BLOCK}
+    ),
+}
+
+
+def source_of(kernel: Kernel) -> ASTSource:
+    """The kernel with its argument types; pointers are aligned to 16 bytes, as torch's are."""
+    names = [name for name in kernel.function.arg_names if name not in kernel.constants]
+    types = kernel.types.split()
+    assert len(names) == len(types), f"{kernel.function.__name__}: {len(names)} arguments, {len(types)} types"
+    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(kernel.constants, "constexpr")
+    order = {name: index for index, name in enumerate(kernel.function.arg_names)}
+    aligned = {(order[name],): [["tt.divisibility", 16]] for name in names if signature[name].startswith("*")}
+    ordered = {name: signature[name] for name in kernel.function.arg_names}
+    return ASTSource(fn=kernel.function, signature=ordered, constexprs=kernel.constants, attrs=aligned)
+
+
+def usage(cubin: bytes) -> tuple[int, int, int]:
+    """Registers, stack and local bytes, read from the binary by the bundled tool."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", text)
+    assert found, text
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def main() -> int:
+    """Compile everything for every target."""
+    for name, kernel in KERNELS.items():
+        for target_name, target in TARGETS.items():
+            compiled = triton.compile(source_of(kernel), target=target, options={"num_warps": 4})
+            registers, stack, local = usage(compiled.asm["cubin"])
+            print(f"{name} {target_name} registers {registers} stack {stack} local {local}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Runs in a process of its own with TRITON_INTERPRET=1: every kernel against its torch twin, one case per line.
+
+Prints one line `name ok` or `name WRONG detail` for each case; an out-of-bounds access ends this process, not pytest's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels import attention_decode, attention_prefill, reference, sampling, store_rows, units
+
+
+def paged(units_count: int, page: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
+    """K and V views over one uint8 arena with a gap between units, as a rank lays them out; bytes between are noise."""
+    chance = torch.Generator().manual_seed(seed)
+    plane = page * kv_heads * dim * dtype.itemsize
+    unit = -(-2 * plane // 256) * 256 + 256
+    arena = torch.randint(0, 255, (units_count * unit,), dtype=torch.uint8, generator=chance)
+    views = []
+    for offset in (0, plane):
+        typed = arena.view(dtype)
+        strides = (unit // dtype.itemsize, kv_heads * dim, dim, 1)
+        view = torch.as_strided(typed, (units_count, page, kv_heads, dim), strides, offset // dtype.itemsize)
+        view.copy_(torch.randn(view.shape, generator=chance))
+        views.append(view)
+    return views[0], views[1]
+
+
+def close(got: Tensor, want: Tensor, tolerance: float) -> str:
+    """Empty when equal within the tolerance, else the largest error."""
+    error = (got.float() - want.float()).abs().max().item() if got.numel() else 0.0
+    return "" if error <= tolerance else f"largest error {error:.3e}, allowed {tolerance:.0e}"
+
+
+def tables_of(lengths: list[int], page: int, units_count: int, seed: int) -> Tensor:
+    """Random pages without repetition, 0 behind a row's end."""
+    order = (torch.randperm(units_count - 1, generator=torch.Generator().manual_seed(seed)) + 1).tolist()
+    widest = -(-max(lengths) // page)
+    rows = []
+    for length in lengths:
+        needed = -(-length // page)
+        rows.append([order.pop() for _ in range(needed)] + [0] * (widest - needed))
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def decode(lengths: list[int], page: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, split: int) -> str:
+    """Paged decode attention against the twin."""
+    k, v = paged(40, page, kv_heads, dim, dtype, seed=1)
+    tables = tables_of(lengths, page, 40, seed=2)
+    q = torch.randn(len(lengths), heads, dim, generator=torch.Generator().manual_seed(3)).to(dtype)
+    counts = torch.tensor(lengths, dtype=torch.int32)
+    got = attention_decode.attention_decode(q, k, v, tables, counts, 0.25, max(lengths), True, split)
+    want = reference.paged_attention(q.float(), k.float(), v.float(), tables, counts - 1, torch.ones_like(counts), 0.25)
+    return close(got, want, 2e-5 if dtype == torch.float32 else 2e-2)
+
+
+def extend(rows: list[tuple[int, int]], page: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> str:
+    """Paged extend attention of (start, count) rows against the twin."""
+    k, v = paged(60, page, kv_heads, dim, dtype, seed=4)
+    tables = tables_of([start + count for start, count in rows], page, 60, seed=5)
+    starts, counts = (torch.tensor(column, dtype=torch.int32) for column in zip(*rows, strict=True))
+    offsets = (counts.cumsum(0) - counts).int()
+    q = torch.randn(int(counts.sum()), heads, dim, generator=torch.Generator().manual_seed(6)).to(dtype)
+    row_ids, firsts = attention_prefill.tiles_of(counts.tolist())
+    tiles = (torch.tensor(row_ids, dtype=torch.int32), torch.tensor(firsts, dtype=torch.int32))
+    got = attention_prefill.attention_prefill(q, k, v, tables, starts, counts, offsets, tiles, 0.3, upcast=True)
+    want = reference.paged_attention(q.float(), k.float(), v.float(), tables, starts, counts, 0.3)
+    return close(got, want, 2e-5 if dtype == torch.float32 else 2e-2)
+
+
+def store(dtype: torch.dtype) -> str:
+    """Rows land where the twin puts them and nowhere else."""
+    mine, _ = paged(9, 5, 3, 7, dtype, seed=7)
+    twin, _ = paged(9, 5, 3, 7, dtype, seed=7)
+    values = torch.randn(4, 6, 7).to(dtype)[:, ::2]
+    pages, slots = torch.tensor([3, 8, 3, 1], dtype=torch.int32), torch.tensor([4, 0, 1, 2], dtype=torch.int32)
+    store_rows.store_rows(mine, values, pages, slots)
+    reference.store_rows(twin, values, pages, slots)
+    return "" if torch.equal(mine, twin) else "other elements than the twin's"
+
+
+def move(unit_bytes: int) -> str:
+    """Zero and copy whole units, byte for byte."""
+    mine = torch.randint(0, 255, (unit_bytes * 9 + 24,), dtype=torch.uint8)
+    twin = mine.clone()
+    zeroed, sources, targets = (torch.tensor(ids, dtype=torch.int32) for ids in ([2, 7], [2, 3, 8], [5, 1, 4]))
+    for arena, module in ((mine, units), (twin, reference)):
+        module.copy_units(arena, sources, targets, unit_bytes)
+        module.zero_units(arena, zeroed, unit_bytes)
+    return "" if torch.equal(mine, twin) else "other bytes than the twin's"
+
+
+def far() -> str:
+    """A unit beyond 2^31 bytes: addresses are 64 bits wide (the arena's pages in between are never touched)."""
+    unit_bytes = 1 << 20
+    arena = torch.zeros(2060 * unit_bytes, dtype=torch.uint8)
+    arena[2058 * unit_bytes : 2059 * unit_bytes] = 7
+    one = torch.tensor([2058], dtype=torch.int32)
+    units.copy_units(arena, one, one + 1, unit_bytes)
+    units.zero_units(arena, one, unit_bytes)
+    right = (
+        int(arena[2059 * unit_bytes :].sum()) == 7 * unit_bytes
+        and not arena[2058 * unit_bytes : 2059 * unit_bytes].any()
+    )
+    return "" if right else "the far unit was not moved"
+
+
+def drawn(vocab: int, dtype: torch.dtype) -> str:
+    """Tokens equal to the twin's, greedy rows among them."""
+    logits = (torch.randn(5, vocab, generator=torch.Generator().manual_seed(8)) * 2).to(dtype)
+    temperatures = torch.tensor([0.0, 0.5, 1.0, 3.0, 1.0])
+    keys = torch.tensor([[1, 2], [3, -4], [-(1 << 31), (1 << 31) - 1], [7, 8], [9, -10]], dtype=torch.int32)
+    got, want = sampling.sample(logits, temperatures, keys), reference.sample(logits, temperatures, keys)
+    return "" if torch.equal(got, want) else f"{got.tolist()} for {want.tolist()}"
+
+
+CASES: dict[str, Callable[[], str]] = {
+    "decode-one-key": lambda: decode([1], 4, 2, 1, 16, torch.float32, 512),
+    "decode-weird": lambda: decode([1, 7, 45, 16], 3, 6, 2, 20, torch.float32, 512),
+    "decode-split": lambda: decode([70, 9, 64], 4, 9, 3, 16, torch.float32, 32),
+    "decode-bf16": lambda: decode([33, 5], 16, 4, 2, 32, torch.bfloat16, 512),
+    "decode-f16": lambda: decode([33, 5], 16, 4, 4, 32, torch.float16, 16),
+    "extend-fresh": lambda: extend([(0, 1), (0, 37)], 4, 2, 1, 16, torch.float32),
+    "extend-prefix": lambda: extend([(11, 5), (64, 1), (3, 33)], 3, 6, 2, 20, torch.float32),
+    "extend-bf16": lambda: extend([(6, 9)], 16, 4, 2, 32, torch.bfloat16),
+    "store-f32": lambda: store(torch.float32),
+    "store-bf16": lambda: store(torch.bfloat16),
+    "units-small": lambda: move(256),
+    "units-blocks": lambda: move(17 * 1024),
+    "units-far": far,
+    "sample-f32": lambda: drawn(2500, torch.float32),
+    "sample-bf16": lambda: drawn(37, torch.bfloat16),
+}
+
+
+def main() -> int:
+    """Run the cases named, or all; 1 when one is wrong."""
+    wrong = 0
+    for name in sys.argv[1:] or CASES:
+        detail = CASES[name]()
+        print(f"{name} WRONG {detail}" if detail else f"{name} ok", flush=True)
+        wrong += bool(detail)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
