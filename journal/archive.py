@@ -18,6 +18,7 @@ TEMPORARY_SUFFIX = ".zst.tmp"
 
 def compress_segments(storage: Storage, below: int) -> int:
     """Compress each plain segment numbered below `below`; returns how many. Raises OSError, having lost nothing."""
+    assert below >= 1, f"segments are numbered from 1, not below {below}"
     done = 0
     for number, name in segment_names(storage.names()).items():
         if number < below and not name.endswith(ARCHIVE_SUFFIX):
@@ -29,6 +30,7 @@ def compress_segments(storage: Storage, below: int) -> int:
 def _compress(storage: Storage, name: str) -> None:
     """One segment: temporary file, sync, rename, sync of the directory, removal of the plain file."""
     plain = storage.read(name)
+    assert plain, f"{name} is empty: a segment has at least its header"
     packed = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(plain)
     assert zstandard.ZstdDecompressor().decompress(packed) == plain, f"{name} does not decompress to itself"
     temporary = name + TEMPORARY_SUFFIX

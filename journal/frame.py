@@ -66,6 +66,7 @@ def encode(
     length = len(payload)
     if length > PAYLOAD_BYTES_MAX:
         raise ValueError(f"a record of {length} bytes exceeds the journal's limit of {PAYLOAD_BYTES_MAX}")
+    assert sequence > 0, f"sequence {sequence}; the first record is 1"
     lag = sequence - synced_through
     assert lag >= 0, f"sequence {sequence} is below the synced mark {synced_through}"
     header = _CHECKED.pack(MAGIC, length, sequence, kind, flags, min(lag, LAG_MAX), prev_crc)
@@ -95,6 +96,7 @@ def decode(data: bytes, offset: int) -> Frame | BadFrame:
         return BadFrame(offset, "bad_frame", f"CRC32C 0x{found:08x}, the header says 0x{crc:08x}")
     if data[stop:end] != _PADDING[length % ALIGNMENT_BYTES]:
         return BadFrame(offset, "bad_frame", "padding is not zero")
+    assert end % ALIGNMENT_BYTES == 0, f"a frame that ends at byte {end}"
     return Frame(offset, end, sequence, kind, flags, max(sequence - lag, 0), prev_crc, crc, payload)
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from daemon.core.inputs import Abandoned
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
-from journal import segment
+from journal import frame, segment
 from journal.errors import JournalDamaged
 from journal.reader import Finding, Walk
 from journal.records import Kind
+from journal.recovery import Decision
 from journal.storage import Storage
 from journal.writer import TEMPORARY_SUFFIX, JournalSettings, JournalWriter, Start
 
@@ -129,8 +130,10 @@ def _unfinished(walk: Walk) -> tuple[Unfinished, bool]:
 
 def _cut(storage: Storage, cut: Finding) -> str:
     """Keep the bytes from the cut on beside, sync them, then cut the file; returns the line that says so."""
+    assert cut.row.decision is Decision.CUT_TORN, f"{cut.row.label} does not cut"
     assert not cut.file.endswith(segment.ARCHIVE_SUFFIX), f"{cut.file} is finished and cannot be torn"
     tail = storage.read(cut.file)[cut.offset :]
+    assert tail or not cut.offset, f"nothing stands behind byte {cut.offset} of {cut.file}"
     kept = f"{cut.file}.{cut.offset}{CUT_SUFFIX}"
     if kept in storage.names():
         storage.remove(kept)  # of a repair that was interrupted: the file itself still has the bytes
@@ -144,6 +147,7 @@ def _cut(storage: Storage, cut: Finding) -> str:
         storage.close(handle)
     storage.sync_directory()
     if cut.offset:
+        assert cut.offset % frame.ALIGNMENT_BYTES == 0, f"a cut within a frame, at byte {cut.offset}"
         storage.truncate(cut.file, cut.offset)
     else:
         storage.remove(cut.file)
@@ -157,6 +161,7 @@ def _start(storage: Storage, walk: Walk, journal_id: bytes) -> Start:
     if at.number == 0:
         return Start(journal_id)
     assert walk.header is not None
+    assert walk.header.first_sequence <= at.sequence + 1, "the last segment begins behind the last record"
     name = segment.segment_names(storage.names())[at.number]
     last = segment.load(storage, name)
     if at.offset != len(last.data):

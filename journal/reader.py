@@ -205,6 +205,7 @@ class Walk:
             if not known:
                 case = Case(Condition.UNKNOWN_KIND, may_skip=bool(found.flags & frame.MAY_SKIP))
                 self._find(case, here.name, found.offset, f"kind {found.kind}")
+            assert at.offset < found.end <= limit, f"a frame over the end of what may be read, {limit}"
             at.sequence, at.crc, at.offset = found.sequence, found.crc, found.end
             at.closed = found.kind == Kind.CLOSED
             at.synced_through = max(at.synced_through, found.synced_through)
@@ -215,6 +216,7 @@ class Walk:
         """Judge damage; a tolerant walk resumes at the frame returned, a strict one ends (None) or has raised."""
         expected = self.at.sequence + 1
         behind = list(frame.sound_frames(data, bad.offset + 1, expected))
+        assert all(found.offset > bad.offset for found in behind), "sound frames before the damage"
         promised = any(found.synced_through >= expected for found in behind)
         case = Case(Condition(bad.condition), last=last, sound_behind=bool(behind), promised=promised)
         what = bad.what

@@ -112,6 +112,8 @@ PAYLOADS: dict[Kind, type[msgspec.Struct]] = {
     Kind.CLOSED: Closed,
 }
 
+assert set(PAYLOADS) == set(Kind), "a record kind without a payload"
+
 KIND_OF: dict[type[msgspec.Struct], Kind] = {payload: kind for kind, payload in PAYLOADS.items()}
 
 # Records that replay and recovery can do without: a reader that does not know their kind passes over them.

@@ -144,9 +144,13 @@ TABLE: tuple[Row, ...] = (
     Row("bad_archive", (C.BAD_ARCHIVE,), Decision.REFUSE, "a compressed segment cannot be decompressed"),
 )
 
+assert len({row.label for row in TABLE}) == len(TABLE), "a label stands twice in the recovery table"
+assert all(row.last for row in TABLE if row.decision is Decision.CUT_TORN), "only the last segment is ever cut"
+
 
 def judge(case: Case) -> Row:
     """The first row of the table that is about the case."""
+    assert case.sound_behind or not case.promised, "a promise is known from sound frames only"
     for row in TABLE:
         if row.matches(case):
             return row

@@ -318,6 +318,7 @@ class Replay:
         if item.seq != epoch.sampled_seq + 1 or item.seq > epoch.seq:
             got, expected = f"step {item.seq}", f"step {epoch.sampled_seq + 1}, of {epoch.seq} that were sent"
             raise Diverged(_diverged(record, "a report out of order", got, expected, item))
+        assert len(epoch.sampled) <= STEPS_KEPT, f"{len(epoch.sampled)} digests are kept"
         before = epoch.sampled.get(item.seq - 1, self._factories.sampled_start)
         epoch.sampled[item.seq] = self._factories.sampled(before, item.seq, item.rows, item.generations, item.tokens)
         epoch.sampled_seq = item.seq

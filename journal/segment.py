@@ -85,6 +85,7 @@ def encode_header(header: SegmentHeader, prev_crc: int) -> bytes:
     """The header's frame. Its sequence field repeats `first_sequence`."""
     assert len(header.journal_id) == JOURNAL_ID_BYTES, f"journal id of {len(header.journal_id)} bytes"
     assert 0 < header.life_first <= header.first_sequence, f"life begins at {header.life_first}, after the segment"
+    assert (header.number == 1) == (header.previous_bytes == 0), "only segment 1 has none before it"
     sequence = header.first_sequence
     data, _ = frame.encode(sequence, SEGMENT, 0, sequence - 1, prev_crc, _encoder.encode(header))
     return data

@@ -199,6 +199,7 @@ class JournalWriter:
         A failed write is followed by a new segment that takes all unsynced records and these. Raises JournalFailed
         when that fails too: the records are kept, nothing of them may be sent, and `flush` may be called again.
         """
+        assert not self._closed, "the journal is closed"
         if not self._appended and not self._unsent:
             return
         self._unsent = b"".join((self._unsent, *self._appended))
@@ -226,6 +227,9 @@ class JournalWriter:
 
     def _wrote(self) -> None:
         """The unsent frames are in a file now; they stay in memory until they are synced."""
+        assert self._unsent, "nothing was written"
+        assert not self._appended, "a record was appended while its iteration was being written"
+        assert self._written_through < self._sequence, f"record {self._sequence} is written twice"
         self._written.append(_Chunk(self._unsent, _Mark(self._sequence, self._crc)))
         self._unsynced_bytes += len(self._unsent)
         self._written_through = self._sequence
@@ -289,6 +293,8 @@ class JournalWriter:
                 assert self._written[0] is chunk, "the synced frames are not the oldest"
                 self._written.popleft()
                 self._unsynced_bytes -= len(chunk.data)
+            assert self._synced.sequence < chunks[-1].last.sequence, "the synced mark moves back"
+            assert self._unsynced_bytes == sum(len(chunk.data) for chunk in self._written), "held bytes are miscounted"
             self._synced = chunks[-1].last
 
     def _rotate(self) -> None:
@@ -313,7 +319,9 @@ class JournalWriter:
         if self._synced.sequence >= header.first_sequence:
             header = self._header(header.journal_id, header.number + 1, old.sound_bytes, old.hash.digest())
             header_frame = encode_header(header, self._synced.crc)
+        assert header.first_sequence == self._synced.sequence + 1, "the new segment begins behind the mark"
         self._current = self._start_segment(header, header_frame, unsent)
+        assert self._current is not old, "the broken file is still being written"
         with contextlib.suppress(OSError):  # everything in it that counts was synced, or is in the new segment
             self._storage.close(old.handle)
 
@@ -373,6 +381,7 @@ def _write_all(storage: Storage, handle: int, data: bytes) -> None:
     """Write until all is taken; a write that takes nothing is an error."""
     while data:
         taken = storage.write(handle, data)
+        assert taken <= len(data), f"a write of {len(data)} bytes took {taken}"
         if taken <= 0:
             raise OSError(f"a write of {len(data)} bytes took {taken}")
         data = data[taken:]
