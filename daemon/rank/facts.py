@@ -49,7 +49,23 @@ def read_files(directory: Path, name: str, max_model_len: int) -> ModelFiles:
     length = max_model_len or own
     check_supported(config, length)
     dtype = getattr(config, "dtype", None)
-    return ModelFiles(directory, config, name, length, int(config.vocab_size), eos_ids(directory, config), dtype)
+    return ModelFiles(
+        directory,
+        config,
+        name or default_name(directory),
+        length,
+        int(config.vocab_size),
+        eos_ids(directory, config),
+        dtype,
+    )
+
+
+def default_name(directory: Path) -> str:
+    """The name of a model that was not given one: its GGUF file's, else its directory's."""
+    origin = directory / "bandmaster.json"
+    if origin.is_file():
+        return Path(json.loads(origin.read_text())["source"]).stem
+    return directory.resolve().name
 
 
 def eos_ids(directory: Path, config: Any) -> list[int]:

@@ -98,7 +98,7 @@ class ModeledRunner:
         options, settings = self._options, self._settings
         length = min(settings.max_model_len or options.max_model_len, options.max_model_len)
         facts = ModelFacts(
-            name=settings.model_name,
+            name=settings.model_name or "modeled",
             architecture="modeled",
             vocab_size=options.vocab_size,
             max_model_len=length,

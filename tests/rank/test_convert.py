@@ -138,6 +138,9 @@ def test_the_embedded_model_is_complete(tmp_path_factory: pytest.TempPathFactory
     assert (files.vocab_size, files.max_model_len, files.eos_ids) == (49152, 8192, [2])
     assert "im_start" in (directory / "chat_template.jinja").read_text()
     assert files.dtype == torch.float32
+    assert read_files(directory, "", 0).name == embedded_gguf().stem
+    cut = json.loads((directory / "tokenizer.json").read_text())["pre_tokenizer"]["pretokenizers"]
+    assert [step["type"] for step in cut] == ["Digits", "ByteLevel"]
 
 
 # config class -> (fields, what the refusal must name)
