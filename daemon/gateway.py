@@ -11,6 +11,7 @@ bound. Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,8 @@ AskHandler = Callable[[dict[str, int]], Awaitable[tuple[bool, str]]]
 READ_BATCH = 256  # messages taken per wake-up
 SEND_HWM = 1024  # messages in ZeroMQ's own queue per front end, before our outbox
 RETRY_S = 0.005  # how often a slow reader is tried again, while there is one
-HOUSEKEEPING_S = 1.0  # how often silence is looked for, more often when little of it is allowed
+HOUSEKEEPING_S = 1.0  # one round of looking for silence; shorter when little of it is allowed
+ROUNDS_MIN = 4  # silent rounds before a front end is given up, at least
 BUSY_RETRY_MS = 1000
 
 COUNTERS = (
@@ -97,6 +99,7 @@ class Gateway:
         self._hold = HoldBack()
         self._owners: dict[int, int] = {}  # request number -> front-end index, until its Finished is sent
         self._socket: Socket | None = None
+        self._deaf = False  # the mailbox is full: nothing is read, so silence means nothing
         self._outboxes = trio.Event()  # set while an outbox holds something
         self._someone = trio.Event()  # set while a session exists
         self.stats: dict[str, int] = dict.fromkeys(COUNTERS, 0)
@@ -292,7 +295,7 @@ class Gateway:
             self.stats["not_connected"] += 1
             self._reject(identity, "not_connected", f"{type(message).__name__} before Connect")
         else:
-            session.heard_s = trio.current_time()
+            session.heard(trio.current_time())
             if isinstance(message, Ask):
                 self._ask(session, message, nursery)
             else:
@@ -325,7 +328,9 @@ class Gateway:
             self._mailbox.send_nowait(item)
         except trio.WouldBlock:
             self.stats["mailbox_full"] += 1
+            self._deaf = True
             await self._mailbox.send(item)
+            self._deaf = False
 
     def _malformed(self, identity: bytes, session: Session | None, error: DecodeError) -> None:
         """Bytes that are no message. Where they are a request that could be told apart, it is that one's refusal."""
@@ -409,11 +414,19 @@ class Gateway:
     # --- silence -----------------------------------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
-        """Give up front ends that were silent too long; sleeps without a timer while there are none."""
+        """Give up front ends that were silent too long; sleeps without a timer while there are none.
+
+        Silence is counted in rounds, not read off the clock: after a stall of this process everybody's messages lie
+        unread, and nobody may be given up for that.
+        """
+        pause_s = min(HOUSEKEEPING_S, self._silence_s / ROUNDS_MIN)
+        rounds = math.ceil(self._silence_s / pause_s)
         while True:
             await self._someone.wait()
-            await trio.sleep(min(HOUSEKEEPING_S, self._silence_s / 4))
-            for session in self._sessions.silent(trio.current_time() - self._silence_s):
+            await trio.sleep(pause_s)
+            if self._deaf:
+                continue
+            for session in self._sessions.silent(rounds):
                 self.stats["frontends_lost"] += 1
                 live = len(session.live)
                 self._sessions.give_up(session)

@@ -17,16 +17,22 @@ from ipc.handshake import Limits
 class Session:
     """One front end by name, over its reconnects."""
 
-    __slots__ = ("connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes")
+    __slots__ = ("connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes", "silent_rounds")
 
     def __init__(self, name: str, now_s: float) -> None:
         self.name = name
         self.identity: bytes | None = None
         self.heard_s = now_s
+        self.silent_rounds = 0  # rounds of housekeeping since it was heard
         self.connects = 0
         self.live: dict[str, int] = {}  # request id -> choices that have not ended (0: not yet answered)
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0
+
+    def heard(self, now_s: float) -> None:
+        """A message came from it."""
+        self.heard_s = now_s
+        self.silent_rounds = 0
 
     def queue(self, data: bytes) -> None:
         """Add a message that ZeroMQ's own queue has no room for."""
@@ -78,7 +84,7 @@ class Sessions:
         replaced = session.identity if session.identity != identity else None
         self.disconnect(session)
         session.identity = identity
-        session.heard_s = now_s
+        session.heard(now_s)
         session.connects += 1
         self._by_identity[identity] = session
         return session, replaced
@@ -95,6 +101,8 @@ class Sessions:
         self.disconnect(session)
         del self._by_name[session.name]
 
-    def silent(self, before_s: float) -> list[Session]:
-        """Sessions that said nothing since `before_s`."""
-        return [session for session in self._by_name.values() if session.heard_s < before_s]
+    def silent(self, rounds: int) -> list[Session]:
+        """Count one more silent round for everyone; the sessions that have reached `rounds`."""
+        for session in self._by_name.values():
+            session.silent_rounds += 1
+        return [session for session in self._by_name.values() if session.silent_rounds >= rounds]

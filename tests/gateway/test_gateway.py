@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import trio
+import zmq
 from trio.testing import wait_all_tasks_blocked
 
 from allocator.columns import i64
 from daemon.core.inputs import Aborted, Acknowledged, Arrived, FinishAsked, FrontEndLost
 from daemon.core.outputs import Reply
 from daemon.gateway import SEND_HWM
+from ipc.codec import encode, to_frontend
 from ipc.errors import EndpointInUse
 from ipc.handshake import Limits
 from ipc.messages import (
@@ -301,6 +303,36 @@ async def test_a_reader_that_falls_behind_and_catches_up_gets_everything_in_orde
         assert await world.gateway.drain(5.0)
 
 
+async def test_nothing_overtakes_the_outbox(endpoint: str) -> None:
+    """Room that appears while older messages are queued is for those, not for what is delivered next."""
+    async with gateway(endpoint) as world:
+        plain = zmq.Context.instance().socket(zmq.DEALER)  # read without giving the gateway's tasks a turn
+        plain.setsockopt(zmq.LINGER, 0)
+        plain.setsockopt(zmq.RCVHWM, 1)
+        plain.setsockopt(zmq.RCVTIMEO, 5000)
+        plain.connect(endpoint)
+        plain.send(encode(Connect("fe")))
+        world.names.append("fe")
+        while not world.gateway.frontends():
+            await wait_all_tasks_blocked(0.002)
+        assert isinstance(to_frontend(plain.recv()), Welcome)
+        step, wide = 0, [(0, 1, 5)] * 500
+        while world.gateway.frontends()[0]["queued_messages"] < 5:
+            step += 1
+            world.deliver(out(tokens=columns(step, wide)))
+        steps = []
+        while len(steps) < step + 1:
+            batch = to_frontend(plain.recv())
+            assert isinstance(batch, TokenBatch)
+            steps.append(batch.step)
+            if len(steps) == SEND_HWM // 2:
+                world.deliver(out(tokens=columns(step + 1, wide)))
+            if len(steps) > SEND_HWM // 2:
+                await trio.lowlevel.checkpoint()
+        assert steps == list(range(1, step + 2))
+        plain.close()
+
+
 async def test_a_vanished_front_end_costs_nothing_and_is_given_up_after_its_silence(endpoint: str) -> None:
     """Its connection is found gone when something is sent; the core hears of it once, after the grace period."""
     async with gateway(endpoint, silence_s=0.2) as world:
@@ -332,6 +364,25 @@ async def test_a_front_end_that_pings_outlives_one_that_is_silent(endpoint: str)
             await wait_all_tasks_blocked(0.02)
         assert await world.inputs.receive() == FrontEndLost(NOW_NS, "silent")
         assert [row["name"] for row in world.gateway.frontends()] == ["fe"]
+
+
+async def test_nobody_is_given_up_for_what_the_daemon_itself_did_not_read(endpoint: str) -> None:
+    """Neither a full mailbox nor a stall of the whole process counts as a front end's silence."""
+    async with gateway(endpoint, silence_s=0.2, mailbox=1) as world:
+        peer = await world.peer("fe")
+        await peer.send(*[Abort(str(number)) for number in range(5)])
+        for _ in range(15):
+            await wait_all_tasks_blocked(0.02)  # reading has stopped; pings would lie unread
+        assert world.gateway.stats["mailbox_full"] == 1
+        assert world.gateway.stats["frontends_lost"] == 0
+        for number in range(5):
+            assert await world.inputs.receive() == Aborted(NOW_NS, "fe", str(number), "client")
+        await peer.send(Ask("ping", 1))
+        until = trio.current_time() + 0.3
+        while trio.current_time() < until:
+            pass  # the loop itself stands still
+        assert await peer.recv() == Answer(1, True, "life-1")
+        assert world.gateway.stats["frontends_lost"] == 0
 
 
 # --- questions -------------------------------------------------------------------------------------------------------

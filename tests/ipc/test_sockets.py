@@ -175,6 +175,33 @@ async def test_many_receivers_share_one_socket_and_survive_each_others_cancellat
     router.close()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_sender_that_swallows_the_edge_wakes_the_receiver(endpoint: str, waits: bool) -> None:
+    """A message arrives unseen while the receiver sleeps; a send on the same socket looks first, and passes it on."""
+    router, dealer = bind_router(endpoint), connect_dealer(endpoint)
+    identity = await greet(router, dealer)
+    got: list[list[bytes]] = []
+
+    async def receive() -> None:
+        got.append(await dealer.recv())
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await wait_all_tasks_blocked()
+            assert router.try_send([identity, b"unseen"])
+            until = time.monotonic() + 0.05
+            while time.monotonic() < until:
+                pass  # ZeroMQ's thread delivers; the loop does not look
+            if waits:
+                await dealer.send([b"x"])
+            else:
+                assert dealer.try_send([b"x"])
+    assert got == [[b"unseen"]]
+    dealer.close()
+    router.close()
+
+
 async def test_a_router_knows_its_peers_and_says_when_one_is_unknown(endpoint: str) -> None:
     """Two peers get their own answers; a third identity is an error, not silence."""
     router = bind_router(endpoint)
