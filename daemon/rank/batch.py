@@ -70,6 +70,8 @@ def build_batch(seq: int, forward: Forward, rows: RowTable, id_table: Int32s, pa
         raise StepRefused(f"row {row[owner[at]]} has no page for position {positions[at]}")
     explicit = (flags & EXPLICIT) != 0
     carried = np.flatnonzero(~explicit)
+    sampled = np.flatnonzero(flags & SAMPLE)
+    rows.sample(row[carried], row[sampled])
     return Batch(
         seq=seq,
         rows=row,
@@ -82,7 +84,7 @@ def build_batch(seq: int, forward: Forward, rows: RowTable, id_table: Int32s, pa
         write_pages=write_pages,
         write_slots=positions % page_size,
         tables=tables,
-        sampled=np.flatnonzero(flags & SAMPLE),
+        sampled=sampled,
         carried=carried,
         fresh=fresh,
         sampling=rows.sampling,
@@ -90,14 +92,14 @@ def build_batch(seq: int, forward: Forward, rows: RowTable, id_table: Int32s, pa
     )
 
 
-def check_tokens(batch: Batch, tokens: Int64s, vocab_size: int) -> None:
-    """Raise StepRefused for a token that no embedding has: an id out of range, or a row with nothing sampled yet."""
-    wrong = (tokens < 0) | (tokens >= vocab_size)
+def check_tokens(batch: Batch, vocab_size: int) -> None:
+    """Raise StepRefused for an explicit token that no embedding has."""
+    wrong = (batch.tokens < 0) | (batch.tokens >= vocab_size)
+    wrong[batch.offsets[batch.carried]] = False
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         row = batch.rows[int(np.searchsorted(batch.offsets, at, side="right")) - 1]
-        what = "has no sampled token yet" if tokens[at] == -1 else f"token {tokens[at]} of {vocab_size} ids"
-        raise StepRefused(f"row {row} position {batch.positions[at]}: {what}")
+        raise StepRefused(f"row {row} position {batch.positions[at]}: token {batch.tokens[at]} of {vocab_size} ids")
 
 
 def _tokens(explicit_tokens: Int64s, explicit: NDArray[np.bool_], carried_counts: Int32s) -> Int64s:

@@ -88,7 +88,7 @@ class GenericModel:
 
     name = "generic"
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         quiet_transformers()
         from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
@@ -98,11 +98,13 @@ class GenericModel:
         self._model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, local_files_only=True, attn_implementation=ATTENTION_NAME
         ).eval()
+        self._model.to(device)
+        self._device = device
         self.shapes = self._probe()
 
     def _probe(self) -> list[KVShape]:
         probe = _Probe()
-        one = torch.zeros(1, dtype=torch.int64)
+        one = torch.zeros(1, dtype=torch.int64, device=self._device)
         self.forward(one, one, one, probe)
         layers = sorted(probe.shapes)
         if layers != list(range(len(layers))):
@@ -124,5 +126,5 @@ class GenericModel:
     @torch.inference_mode()
     def layer_work(self, batch: int) -> object:
         """A few forwards' worth of work: the whole model on `batch` positions of one row, nothing stored."""
-        tokens = torch.zeros(batch, dtype=torch.int64)
-        return self.forward(tokens, torch.arange(batch), tokens[:1], _Probe())
+        tokens = torch.zeros(batch, dtype=torch.int64, device=self._device)
+        return self.forward(tokens, torch.arange(batch, device=self._device), tokens[:1], _Probe())

@@ -15,7 +15,7 @@ from daemon.rank.native_llama import NativeLlama, why_not_native
 IMPLEMENTATIONS = ("auto", "native", "generic")
 
 
-def load_model(files: ModelFiles, dtype: torch.dtype, implementation: str) -> tuple[Model, str]:
+def load_model(files: ModelFiles, dtype: torch.dtype, device: torch.device, implementation: str) -> tuple[Model, str]:
     """The loaded model and one sentence on the choice; raises UnsupportedModel when `native` does not cover it."""
     if implementation not in IMPLEMENTATIONS:
         raise BadOption(f"model_impl={implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}")
@@ -23,5 +23,5 @@ def load_model(files: ModelFiles, dtype: torch.dtype, implementation: str) -> tu
     if implementation == "native" and why_not:
         raise UnsupportedModel(f"model_impl=native: {why_not}")
     if implementation == "generic" or why_not:
-        return GenericModel(files.directory, dtype), f"generic: {why_not or 'asked for'}"
-    return NativeLlama(files.directory, files.config, dtype), f"native {files.config.model_type}"
+        return GenericModel(files.directory, dtype, device), f"generic: {why_not or 'asked for'}"
+    return NativeLlama(files.directory, files.config, dtype, device), f"native {files.config.model_type}"

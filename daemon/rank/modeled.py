@@ -120,10 +120,9 @@ class ModeledRunner:
 
     def launch(self, batch: Batch) -> _Launched:
         """Store the hashes of the batch's tokens, read every page of every sampling row, and choose tokens."""
-        self._last[batch.fresh] = -1
+        check_tokens(batch, self._options.vocab_size)
         tokens = batch.tokens.copy()
         tokens[batch.offsets[:-1][batch.carried]] = self._last[batch.rows[batch.carried]]
-        check_tokens(batch, tokens, self._options.vocab_size)
         self._store(batch, tokens)
         ends = batch.starts[batch.sampled].astype(np.int64) + batch.counts[batch.sampled]
         draws = self._draw(batch, ends)

@@ -59,7 +59,7 @@ class Layer(NamedTuple):
 class Weights:
     """Tensors of a safetensors directory by name, read as `dtype`; knows which nobody asked for."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         from safetensors import safe_open
 
         index = directory / "model.safetensors.index.json"
@@ -68,6 +68,7 @@ class Weights:
         else:
             files = set(directory.glob("*.safetensors"))
         self._dtype = dtype
+        self._device = device
         self._places = {}
         for file in sorted(files):
             opened = safe_open(str(file), "pt")
@@ -86,7 +87,7 @@ class Weights:
         if name not in self._places:
             return None
         self._unread.discard(name)
-        return self._places[name].get_tensor(name).to(self._dtype).contiguous()
+        return self._places[name].get_tensor(name).to(self._device, self._dtype).contiguous()
 
     def join(self, names: list[str]) -> Tensor | None:
         """Several tensors joined along their output rows; None when none of them exists."""
@@ -108,13 +109,13 @@ class NativeLlama:
 
     name = "native"
 
-    def __init__(self, directory: Path, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         self._dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._eps: float = config.rms_norm_eps
-        weights = Weights(directory, dtype)
+        weights = Weights(directory, dtype, device)
         self._embed = weights.get("model.embed_tokens.weight")
         self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self._norm = weights.get("model.norm.weight")
@@ -126,7 +127,7 @@ class NativeLlama:
             raise RankError(
                 f"the native definition does not use {len(weights.unread())} tensors: {weights.unread()[0]}"
             )
-        self._cos, self._sin = rope_tables(config, dtype)
+        self._cos, self._sin = (table.to(device) for table in rope_tables(config, dtype))
         shape = KVShape(self._kv_heads, self._dim, self._dim, DTYPE_NAMES[dtype])
         self.shapes = [shape] * len(self._layers)
 
@@ -162,7 +163,7 @@ class NativeLlama:
     @torch.inference_mode()
     def layer_work(self, batch: int) -> object:
         """The products of the first layers on `batch` tokens, enough of them to leave the caches."""
-        x = torch.ones(batch, self._embed.shape[1], dtype=self.dtype)
+        x = torch.ones(batch, self._embed.shape[1], dtype=self.dtype, device=self._embed.device)
         for layer in self._layers[:8]:
             x = layer.down(layer.gate_up(x)[:, : layer.down.inputs]) + layer.qkv(x).mean()
         return x

@@ -23,6 +23,7 @@ class RowTable:
         self.generations: Int32s = np.full(rows_max, -1, dtype=np.int32)
         self.lengths: Int32s = np.zeros(rows_max, dtype=np.int32)
         self.tables: Int32s = np.zeros((rows_max, pages_per_row), dtype=np.int32)
+        self.has_sampled = np.zeros(rows_max, dtype=np.bool_)  # in this generation
         self.sampling = SamplingTable(rows_max)
 
     def apply(self, forward: Forward) -> Int32s:
@@ -36,6 +37,7 @@ class RowTable:
             self.generations[fresh] = generations[risen]
             self.tables[fresh] = 0
             self.lengths[fresh] = starts[risen]
+            self.has_sampled[fresh] = False
             self.sampling.reset(fresh)
         behind = self.lengths[rows] != starts
         if behind.any():
@@ -47,6 +49,13 @@ class RowTable:
             self._check_sampling_row(item.row, item.generation)
             self.sampling.put(item)
         return fresh
+
+    def sample(self, carried: Int32s, sampled: Int32s) -> None:
+        """Note the rows that sample now; the carried ones, whose input is their last sample, must have one."""
+        if not self.has_sampled[carried].all():
+            row = int(carried[~self.has_sampled[carried]][0])
+            raise StepRefused(f"row {row} has no sampled token yet in generation {self.generations[row]}")
+        self.has_sampled[sampled] = True
 
     def written_pages(self, forward: Forward, page_size: int) -> Int32s:
         """Virtual owner pages that an applied forward writes, ascending, each once."""

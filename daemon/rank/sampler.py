@@ -9,6 +9,7 @@ the raw logits, before any rule.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,9 @@ HEAD = 1024  # candidates looked at before a whole row is sorted
 NOISE_ROWS = 4  # rows of noise made at once: they stay in the cache
 
 
+Draw = Callable[[Tensor, Tensor], Tensor]
+
+
 class History(NamedTuple):
     """What penalties read of one row: `prompt` bool[vocab], `counts` int32[vocab] of output tokens."""
 
@@ -37,7 +41,8 @@ class History(NamedTuple):
 class Sampler:
     """Samples rows of logits; keeps the histories of rows with penalties."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, draw: Draw) -> None:
+        self._draw_best = draw
         self._vocab = vocab_size
         self._device = device
         self._histories: dict[int, History] = {}
@@ -104,9 +109,14 @@ class Sampler:
             some = drawn[begin : begin + NOISE_ROWS]
             scaled = logits[some].float() / torch.from_numpy(temperatures[some]).to(self._device)[:, None]
             keep_best(scaled, rows[some], table)
-            scaled += gumbel(pairs[begin : begin + NOISE_ROWS], logits.shape[1])
-            tokens[some] = argmax(scaled)
+            tokens[some] = self._draw_best(scaled, pairs[begin : begin + NOISE_ROWS])
         return tokens
+
+
+def draw_on_host(scaled: Tensor, keys: Tensor) -> Tensor:
+    """int64[n]: argmax of `scaled` float32[n, vocab] plus the noise of `keys` int32[n, 2]; `scaled` is changed."""
+    scaled += gumbel(keys, scaled.shape[1])
+    return argmax(scaled)
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -9,50 +9,35 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from allocator.geometry import Geometry
-from daemon.rank.arena import ArenaBytes, HostArena
+from daemon.rank.arena import ArenaBytes
+from daemon.rank.backend import open_backend
 from daemon.rank.batch import Batch, check_tokens
-from daemon.rank.device import Device, ImmediateDevice
 from daemon.rank.dtypes import choose_dtype, cpu_flags
 from daemon.rank.errors import BadOption
 from daemon.rank.facts import ModelFiles, read_files
 from daemon.rank.model import Model
 from daemon.rank.model_choice import load_model
-from daemon.rank.paged_attention import HostAttention, PagedAttention, layer_views
-from daemon.rank.runner import Outcome, Prepared
+from daemon.rank.paged_attention import PagedAttention, layer_views
+from daemon.rank.runner import Launched, Prepared
 from daemon.rank.sampler import Sampler
-from daemon.rank.sizes import Sized, available_bytes, budget_bytes, plan_and_size
+from daemon.rank.sizes import Sized, budget_bytes, plan_and_size
 from daemon.rank.threads import choose_threads
-from daemon.rank.wanted import LogprobReports, wanted_positions
+from daemon.rank.wanted import LogprobReports, Wanted, wanted_positions
 from ipc.messages import RankSettings
 
-OPTIONS = {"model_impl": "auto"}
-
-
-class HostLaunched(NamedTuple):
-    """A forward on the CPU: done when the launch returned."""
-
-    result: Outcome
-
-    def due_in_s(self) -> float:
-        """Nothing to wait for."""
-        return 0
-
-    def outcome(self) -> Outcome:
-        """The sampled tokens."""
-        return self.result
+OPTIONS = {"model_impl": "auto", "device": "auto"}
 
 
 class TorchRunner:
     """Loads a directory, sizes the arena from the layers' real shapes, and runs ragged batches."""
 
-    device: Device
     arena: ArenaBytes
 
     def __init__(self, settings: RankSettings, stage: int, rank: int) -> None:
@@ -70,66 +55,77 @@ class TorchRunner:
         self._attention: PagedAttention
         self._sampler: Sampler
         self._logprobs = LogprobReports()
-        self._last = torch.full((settings.max_running_requests,), -1, dtype=torch.int64)
+        self._backend = open_backend(self._option("device"))
+        self.device = self._backend.device
+        self._last = torch.zeros(settings.max_running_requests, dtype=torch.int64, device=self._backend.torch_device)
 
     def prepare(self) -> Prepared:
         """Load the weights, choose dtype and threads, size the arena."""
         settings = self._settings
         self._files = read_files(Path(settings.model_path), settings.model_name, settings.max_model_len)
-        dtype, why = choose_dtype(settings.dtype, self._files.dtype, "cpu", cpu_flags())
-        implementation = settings.options.get("model_impl", OPTIONS["model_impl"])
-        self._model, chosen = load_model(self._files, dtype, implementation)
+        device = self._backend.torch_device
+        dtype, why = choose_dtype(settings.dtype, self._files.dtype, device.type, cpu_flags())
+        self._model, chosen = load_model(self._files, dtype, device, self._option("model_impl"))
         threads, measured = choose_threads(settings.threads, self._model.layer_work)
         facts = self._files.facts(str(dtype).removeprefix("torch."))
-        budget = budget_bytes(settings, available_bytes())
+        budget = budget_bytes(settings, self._backend.free_bytes())
         self._sized = plan_and_size(self._model.shapes, settings, facts.max_model_len, budget)
         sizing = self._sized.sizing
         versions = {
             "torch": str(torch.__version__),
             "transformers": importlib.metadata.version("transformers"),
-            "device": "cpu",
+            "device": str(device),
             "dtype": f"{facts.dtype}: {why}",
             "model": chosen,
             "threads": " ".join([str(threads), *(f"({n}: {ms:.1f} ms)" for n, ms in measured.items())]),
         }
         return Prepared(sizing.geometry, sizing.virtual_pages, sizing.virtual_slots, facts, versions, sizing.lines())
 
+    def _option(self, name: str) -> str:
+        return self._settings.options.get(name, OPTIONS[name])
+
     def begin(self, geometry: Geometry, stage: int) -> None:
         """Allocate the arena and its typed views."""
-        mine = geometry.stages[stage]
-        data = torch.zeros(mine.arena_bytes, dtype=torch.uint8)
-        self.device = ImmediateDevice()
-        self.arena = HostArena(mine, data.numpy())
-        model = self._model
-        self._attention = HostAttention(layer_views(data, self._sized.plan, len(model.shapes), model.dtype))
-        self._sampler = Sampler(self._files.vocab_size, data.device)
+        backend, model = self._backend, self._model
+        self.arena, data = backend.allocate(geometry.stages[stage])
+        views = layer_views(data, self._sized.plan, len(model.shapes), model.dtype)
+        self._attention = backend.attention(views)
+        self._sampler = Sampler(self._files.vocab_size, backend.torch_device, backend.draw)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> HostLaunched:
+    def launch(self, batch: Batch) -> Launched:
         """One ragged forward, then sampling; the sampled tokens become the rows' last ones."""
-        tokens = self._tokens(batch)
-        wanted = wanted_positions(batch)
-        self._attention.begin(batch)
-        indexes = torch.from_numpy(wanted.indexes)
-        logits = self._model.forward(tokens, torch.from_numpy(batch.positions), indexes, self._attention)
-        reports = self._logprobs.of_prompts(batch, wanted, logits)
-        if batch.sampled.size == 0:
-            return HostLaunched(Outcome(batch.tokens[:0], reports))
-        sampling = batch.sampled
-        ends = batch.starts[sampling].astype(np.int64) + batch.counts[sampling]
-        rows = batch.rows[sampling]
-        chosen = logits if wanted.indexes.size == sampling.size else logits[torch.from_numpy(wanted.sampled)]
-        sampled = self._sampler.sample(chosen, rows, batch.generations[sampling], ends, batch.sampling)
-        reports += self._logprobs.of_outputs(batch, wanted, logits, sampled)
-        self._last[torch.from_numpy(rows.astype(np.int64))] = sampled
-        return HostLaunched(Outcome(sampled.numpy(), reports))
+        check_tokens(batch, self._files.vocab_size)
+        with self._backend.forward_scope():
+            wanted = wanted_positions(batch)
+            self._attention.begin(batch)
+            positions, indexes = self._put(batch.positions), self._put(wanted.indexes)
+            logits = self._model.forward(self._tokens(batch), positions, indexes, self._attention)
+            reports = self._logprobs.of_prompts(batch, wanted, logits)
+            tokens = self._sample(batch, wanted, logits)
+            reports += self._logprobs.of_outputs(batch, wanted, logits, tokens)
+            return self._backend.launched(tokens, reports)
+
+    def _put(self, column: NDArray[np.integer]) -> Tensor:
+        """An int64 column on the device."""
+        return torch.from_numpy(column.astype(np.int64, copy=False)).to(self._backend.torch_device)
 
     def _tokens(self, batch: Batch) -> Tensor:
         """Input ids int64[T], with the last sampled tokens of carried rows filled in."""
-        self._last[torch.from_numpy(batch.fresh.astype(np.int64))] = -1
-        tokens = torch.from_numpy(batch.tokens)
+        tokens = self._put(batch.tokens)
         if batch.carried.size:
-            rows = torch.from_numpy(batch.rows[batch.carried].astype(np.int64))
-            tokens[torch.from_numpy(batch.offsets[batch.carried])] = self._last[rows]
-        check_tokens(batch, batch.tokens, self._files.vocab_size)
+            rows = self._put(batch.rows[batch.carried])
+            tokens[self._put(batch.offsets[batch.carried])] = self._last[rows]
         return tokens
+
+    def _sample(self, batch: Batch, wanted: Wanted, logits: Tensor) -> Tensor:
+        """Tokens int64[k] of the sampling rows; kept as their last ones."""
+        sampling = batch.sampled
+        rows = batch.rows[sampling]
+        if sampling.size == 0:
+            return self._put(rows)
+        ends = batch.starts[sampling].astype(np.int64) + batch.counts[sampling]
+        chosen = logits if wanted.indexes.size == sampling.size else logits[self._put(wanted.sampled)]
+        sampled = self._sampler.sample(chosen, rows, batch.generations[sampling], ends, batch.sampling)
+        self._last[self._put(rows)] = sampled
+        return sampled

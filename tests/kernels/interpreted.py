@@ -8,9 +8,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from allocator.geometry import BandGeometry, StageGeometry
+from daemon.rank.arena import HostArena
+from daemon.rank.batch import Batch
+from daemon.rank.errors import StepRefused
+from daemon.rank.paged_attention import HostAttention, LayerViews
+from daemon.rank.sampling_table import SamplingTable
+from daemon.rank.triton_ops import TritonArena, TritonAttention
 from kernels import attention_decode, attention_prefill, reference, sampling, store_rows, units
 
 
@@ -118,6 +126,65 @@ def drawn(vocab: int, dtype: torch.dtype) -> str:
     return "" if torch.equal(got, want) else f"{got.tolist()} for {want.tolist()}"
 
 
+def rank_attention(dtype: torch.dtype) -> str:
+    """A rank's attention over a mixed batch: the GPU's version stores and attends as the CPU's does."""
+    rows, page, heads, kv_heads, dim = [(12, 1), (0, 1), (33, 1), (0, 9), (20, 6)], 4, 6, 2, 16
+    starts, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    tables = tables_of((starts + counts).tolist(), page, 60, seed=5).numpy()
+    owner = np.repeat(np.arange(len(rows)), counts)
+    positions = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1] - starts, counts)
+    none = np.zeros(0, dtype=np.int64)
+    batch = Batch(
+        seq=1,
+        rows=np.arange(len(rows), dtype=np.int32),
+        generations=starts,
+        starts=starts,
+        counts=counts,
+        offsets=offsets,
+        tokens=positions,
+        positions=positions,
+        write_pages=tables[owner, positions // page].astype(np.int64),
+        write_slots=positions % page,
+        tables=tables,
+        sampled=none,
+        carried=none,
+        fresh=none.astype(np.int32),
+        sampling=SamplingTable(1),
+        page_size=page,
+    )
+    chance = torch.Generator().manual_seed(11)
+    q = torch.randn(positions.size, heads, dim, generator=chance).to(dtype)
+    new_k, new_v = (torch.randn(positions.size, kv_heads, dim, generator=chance).to(dtype) for _ in "kv")
+    outputs = []
+    for made in (lambda views: TritonAttention(views, upcast=True), HostAttention):
+        k, v = paged(60, page, kv_heads, dim, dtype, seed=4)
+        k[0], v[0] = 0, 0
+        attention = made([LayerViews(k, v, k.flatten(1), v.flatten(1), kv_heads)])
+        attention.begin(batch)
+        outputs.append((attention.run(0, q, new_k, new_v, 0.3), k, v))
+    if not (torch.equal(outputs[0][1], outputs[1][1]) and torch.equal(outputs[0][2], outputs[1][2])):
+        return "stored rows differ"
+    return close(outputs[0][0], outputs[1][0], 2e-5 if dtype == torch.float32 else 2e-2)
+
+
+def rank_arena() -> str:
+    """A rank's unit operations: the GPU's version leaves the bytes that the CPU's leaves, and refuses the sink."""
+    stage = StageGeometry(256 * 12, 256, [BandGeometry("full", "full", 256)])
+    start = np.random.default_rng(3).integers(0, 255, 256 * 12, dtype=np.uint8)
+    mine, theirs = torch.from_numpy(start.copy()), start.copy()
+    for arena in (TritonArena(stage, mine), HostArena(stage, theirs)):
+        arena.copy(0, np.array([3, 4], dtype=np.int32), np.array([9, 2], dtype=np.int32))
+        arena.zero(0, np.array([4, 11], dtype=np.int32))
+        arena.zero(0, np.zeros(0, dtype=np.int32))
+        try:
+            arena.zero(0, np.zeros(1, dtype=np.int32))
+        except StepRefused:
+            continue
+        return "the sink was zeroed"
+    return "" if np.array_equal(mine.numpy(), theirs) else "other bytes than the CPU's"
+
+
 CASES: dict[str, Callable[[], str]] = {
     "decode-one-key": lambda: decode([1], 4, 2, 1, 16, torch.float32, 512),
     "decode-weird": lambda: decode([1, 7, 45, 16], 3, 6, 2, 20, torch.float32, 512),
@@ -134,6 +201,9 @@ CASES: dict[str, Callable[[], str]] = {
     "units-far": far,
     "sample-f32": lambda: drawn(2500, torch.float32),
     "sample-bf16": lambda: drawn(37, torch.bfloat16),
+    "rank-attention-f32": lambda: rank_attention(torch.float32),
+    "rank-attention-bf16": lambda: rank_attention(torch.bfloat16),
+    "rank-arena": rank_arena,
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from daemon.rank.backend import open_backend
 from daemon.rank.dtypes import choose_dtype, cpu_flags
 from daemon.rank.errors import BadOption, RankError, UnsupportedModel
 from daemon.rank.facts import read_files
@@ -17,6 +18,8 @@ from daemon.rank.sizes import KVShape, budget_bytes, plan_and_size
 from daemon.rank.threads import best_count, candidates, choose_threads
 from tests.rank.models import tiny_model
 from tools.rank_driver import Driver, settings
+
+CPU = torch.device("cpu")
 
 # asked, checkpoint, device, flags -> dtype
 DTYPES = [
@@ -89,13 +92,13 @@ def test_native_or_generic(tmp_path: Path) -> None:
     """`native` refuses a family it does not cover, `auto` falls back, an unknown name is refused."""
     phi = read_files(tiny_model(tmp_path, "phi3"), "phi", 0)
     with pytest.raises(UnsupportedModel, match="'phi3' is not one of"):
-        load_model(phi, torch.float32, "native")
-    assert load_model(phi, torch.float32, "auto")[0].name == "generic"
+        load_model(phi, torch.float32, CPU, "native")
+    assert load_model(phi, torch.float32, CPU, "auto")[0].name == "generic"
     with pytest.raises(BadOption, match="model_impl='fast'"):
-        load_model(phi, torch.float32, "fast")
+        load_model(phi, torch.float32, CPU, "fast")
     llama = read_files(tiny_model(tmp_path, "llama"), "llama", 0)
-    native = load_model(llama, torch.float32, "auto")[0]
-    generic = load_model(llama, torch.float32, "generic")[0]
+    native = load_model(llama, torch.float32, CPU, "auto")[0]
+    generic = load_model(llama, torch.float32, CPU, "generic")[0]
     assert native.shapes == generic.shapes == [KVShape(2, 8, 8, "float32")] * 3
 
 
@@ -108,7 +111,7 @@ def test_weights_must_be_complete(tmp_path: Path) -> None:
     weights.pop("model.layers.1.self_attn.k_proj.weight")
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
     with pytest.raises(RankError, match=r"model\.layers\.1\.self_attn\.k_proj\.weight"):
-        load_model(read_files(directory, "llama", 0), torch.float32, "native")
+        load_model(read_files(directory, "llama", 0), torch.float32, CPU, "native")
 
 
 def test_the_budget_is_given_or_a_share() -> None:
@@ -127,6 +130,16 @@ def test_unknown_runners_ranks_and_options_are_refused() -> None:
         open_runner(settings(runner="torch"), 1, 0)
     with pytest.raises(BadOption, match="'turbo'"):
         open_runner(settings(runner="torch", options={"turbo": "1"}), 0, 0)
+    with pytest.raises(BadOption, match="device='tpu'"):
+        open_runner(settings(runner="torch", options={"device": "tpu"}), 0, 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    """`cuda` is refused without one, `auto` takes the CPU."""
+    with pytest.raises(BadOption, match="finds no CUDA GPU"):
+        open_backend("cuda")
+    assert open_backend("auto").torch_device == CPU
 
 
 def test_facts_and_versions_of_a_real_model(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_mixed_batch_is_translated() -> None:
 def test_written_pages_are_virtual_and_ascending() -> None:
     """The pages a forward writes, each once, by virtual id."""
     rows = RowTable(4, 8)
-    first = forward([(1, 0, 0, 9, EXPLICIT)], list(range(9)), [(1, 0, 8), (1, 1, 5), (1, 2, 6)])
+    first = forward([(1, 0, 0, 9, EXPLICIT | SAMPLE)], list(range(9)), [(1, 0, 8), (1, 1, 5), (1, 2, 6)])
     built(rows, first)
     assert rows.written_pages(first, PAGE).tolist() == [5, 6, 8]
     second = forward([(1, 0, 9, 1, SAMPLE)], [])
@@ -89,6 +89,7 @@ CONTRADICTIONS = {
     "too few tokens": (forward([(1, 4, 3, 1, EXPLICIT)], []), "0 explicit tokens for 1"),
     "carried rows of two": (forward([(1, 4, 3, 2, 0)], [], [(1, 1, 3)]), "must have one"),
     "a page index too high": (forward([(1, 4, 3, 1, 0)], [], [(1, 77, 3)]), "table entry 77"),
+    "carried without a sample": (forward([(2, 0, 0, 1, 0)], [], [(2, 0, 4)]), "no sampled token yet in generation 0"),
     "sampling of a stranger": (
         forward([(1, 4, 3, 1, 0)], [], [], [RowSampling(1, 9, Sampling(), 0)]),
         "generation 9",

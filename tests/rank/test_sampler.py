@@ -10,12 +10,13 @@ import torch
 
 from allocator.columns import f32, i32, i64, pack_i64
 from daemon.rank.noise import row_keys
-from daemon.rank.sampler import Sampler, argmax, keep_best, logprobs_of
+from daemon.rank.sampler import Sampler, argmax, draw_on_host, keep_best, logprobs_of
 from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import RowSampling, Sampling
 from kernels.reference import gumbel
 
 VOCAB = 300
+CPU = torch.device("cpu")
 
 
 def table_of(*rows: Sampling, **more: object) -> SamplingTable:
@@ -31,7 +32,7 @@ def draw(table: SamplingTable, logits: torch.Tensor, position: int, rows: list[i
     """One sampled token for each row of the table (or of `rows`), all at one position."""
     chosen = np.array(range(len(logits)) if rows is None else rows, dtype=np.int32)
     positions = np.full(chosen.size, position, dtype=np.int64)
-    sampler = Sampler(logits.shape[1], torch.device("cpu"))
+    sampler = Sampler(logits.shape[1], CPU, draw_on_host)
     return sampler.sample(logits, chosen, np.zeros_like(chosen), positions, table).tolist()
 
 
@@ -148,7 +149,7 @@ def test_penalties_follow_their_definition() -> None:
     """Repetition over prompt and output, presence and frequency over output only, updated as tokens come."""
     sampling = Sampling(temperature=0.0, seed=0, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     table = table_of(sampling, prompt_ids=pack_i64([0, 1]), output_ids=pack_i64([2, 2]))
-    sampler = Sampler(6, torch.device("cpu"))
+    sampler = Sampler(6, CPU, draw_on_host)
     rows, zero = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
     logits = torch.tensor([[4.0, -1.0, 6.0, 2.2, 1.9, -9.0]])
     # 0: 4/2; 1: -1*2; 2: 6/2 - 0.5 - 2*0.25 = 2.0; 3 is untouched and best
@@ -165,7 +166,7 @@ def test_a_new_generation_reads_its_own_history() -> None:
     """Penalties of a reused row start from the history that came with the new generation."""
     sampling = Sampling(temperature=0.0, seed=0, presence_penalty=2.0)
     table = table_of(sampling, output_ids=pack_i64([1]))
-    sampler = Sampler(4, torch.device("cpu"))
+    sampler = Sampler(4, CPU, draw_on_host)
     rows = np.zeros(1, dtype=np.int32)
     logits = torch.tensor([[1.0, 2.0, 0.0, 0.0]])
     assert sampler.sample(logits, rows, np.array([0], dtype=np.int32), np.array([3]), table).tolist() == [0]

@@ -1,0 +1,110 @@
+"""Backends: what differs between computing on a CPU and on a GPU, in one small interface.
+
+Owns the host backend; the CUDA one is in `cuda`. Must never know a model. Invariant: everything that a launch enqueues
+is ordered on the backend's forward stream, and what the executor enqueues on its schedule stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from allocator.geometry import StageGeometry
+from daemon.rank.arena import ArenaBytes, HostArena
+from daemon.rank.device import Device, ImmediateDevice
+from daemon.rank.errors import BadOption
+from daemon.rank.paged_attention import HostAttention, LayerViews, PagedAttention
+from daemon.rank.runner import Launched, Outcome
+from daemon.rank.sampler import draw_on_host
+from daemon.rank.sizes import available_bytes
+from ipc.messages import RowLogprobs
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class Backend(Protocol):
+    """A device that a torch runner computes on."""
+
+    torch_device: torch.device
+    device: Device
+
+    def free_bytes(self) -> int:
+        """Memory that an arena could take now."""
+
+    def allocate(self, stage: StageGeometry) -> tuple[ArenaBytes, Tensor]:
+        """A zeroed arena: its unit operations, and its bytes as a uint8 tensor."""
+
+    def attention(self, views: list[LayerViews]) -> PagedAttention:
+        """Paged attention over these views."""
+
+    def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
+        """Tokens int64[n]: argmax of `scaled` float32[n, vocab] plus the Gumbel noise of `keys` int32[n, 2]."""
+
+    def forward_scope(self) -> contextlib.AbstractContextManager[object]:
+        """Inside it, work goes to the forward stream."""
+
+    def launched(self, tokens: Tensor, logprobs: list[RowLogprobs]) -> Launched:
+        """The handle of a forward whose sampled tokens will be in `tokens` int64[k]."""
+
+
+class HostLaunched(NamedTuple):
+    """A forward on the CPU: done when the launch returned."""
+
+    result: Outcome
+
+    def due_in_s(self) -> float:
+        """Nothing to wait for."""
+        return 0
+
+    def outcome(self) -> Outcome:
+        """The sampled tokens."""
+        return self.result
+
+
+class HostBackend:
+    """The CPU: work is done when a call returns."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.device: Device = ImmediateDevice()
+
+    def free_bytes(self) -> int:
+        """Host memory that is available now."""
+        return available_bytes()
+
+    def allocate(self, stage: StageGeometry) -> tuple[ArenaBytes, Tensor]:
+        """A zeroed arena whose tensor and numpy views share their bytes."""
+        data = torch.zeros(stage.arena_bytes, dtype=torch.uint8)
+        return HostArena(stage, data.numpy()), data
+
+    def attention(self, views: list[LayerViews]) -> PagedAttention:
+        """Vectorized torch."""
+        return HostAttention(views)
+
+    def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
+        """By torch and numpy."""
+        return draw_on_host(scaled, keys)
+
+    def forward_scope(self) -> contextlib.AbstractContextManager[object]:
+        """There is one stream only."""
+        return contextlib.nullcontext()
+
+    def launched(self, tokens: Tensor, logprobs: list[RowLogprobs]) -> Launched:
+        """Done already."""
+        return HostLaunched(Outcome(tokens.numpy(), logprobs))
+
+
+def open_backend(asked: str) -> Backend:
+    """The backend that `asked` names; `auto` is a GPU where there is one. Raises BadOption otherwise."""
+    if asked not in DEVICES:
+        raise BadOption(f"device={asked!r} is not one of {', '.join(DEVICES)}")
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise BadOption("device=cuda, but this torch finds no CUDA GPU")
+    if asked == "cpu" or not torch.cuda.is_available():
+        return HostBackend()
+    from daemon.rank.cuda import CudaBackend
+
+    return CudaBackend()

@@ -1,0 +1,117 @@
+"""The arena and attention of a GPU: the Triton kernels behind the interfaces that the CPU's versions answer to.
+
+Owns the upload of a batch's columns. Must never use a stream of its own: the caller's current stream orders everything.
+Decode rows come first in a batch and are computed by the split kernel, the chunks behind them by the extend kernel.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from allocator.columns import Int32s
+from allocator.geometry import StageGeometry
+from daemon.rank.arena import check_units
+from daemon.rank.batch import Batch
+from daemon.rank.paged_attention import LayerViews
+from kernels.attention_decode import attention_decode
+from kernels.attention_prefill import attention_prefill, tiles_of
+from kernels.store_rows import store_rows
+from kernels.units import copy_units, zero_units
+
+
+def upload(column: NDArray[np.integer], device: torch.device) -> Tensor:
+    """An int32 copy of a host column on the device, enqueued on the current stream."""
+    host = torch.from_numpy(column.astype(np.int32))
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
+class TritonArena:
+    """An arena of device bytes, uint8[arena_bytes]; units are zeroed and copied by kernels."""
+
+    def __init__(self, stage: StageGeometry, data: Tensor) -> None:
+        self._stage = stage
+        self._data = data
+
+    def zero(self, band: int, units: Int32s) -> None:
+        """Zero whole units of a band."""
+        check_units(self._stage, band, units)
+        if units.size:
+            zero_units(self._data, upload(units, self._data.device), self._stage.bands[band].unit_bytes)
+
+    def copy(self, band: int, sources: Int32s, targets: Int32s) -> None:
+        """Copy units pair by pair; sources and targets are disjoint."""
+        check_units(self._stage, band, sources)
+        check_units(self._stage, band, targets)
+        if sources.size:
+            device = self._data.device
+            pairs = (upload(sources, device), upload(targets, device))
+            copy_units(self._data, *pairs, self._stage.bands[band].unit_bytes)
+
+
+class _Plan(NamedTuple):
+    """A batch's columns on the device; the first `singles` rows have one query each."""
+
+    pages: Tensor
+    slots: Tensor
+    tables: Tensor
+    singles: int
+    lengths: Tensor
+    longest: int
+    starts: Tensor
+    counts: Tensor
+    offsets: Tensor
+    tiles: tuple[Tensor, Tensor]
+
+
+class TritonAttention:
+    """Paged attention by Triton kernels; `upcast` only for the interpreter, whose bfloat16 arithmetic is wrong."""
+
+    def __init__(self, views: list[LayerViews], upcast: bool = False) -> None:
+        self._views = views
+        self._upcast = upcast
+        self._plan: _Plan
+
+    def begin(self, batch: Batch) -> None:
+        """Upload what every layer of this batch shares."""
+        device = self._views[0].k.device
+        chunks = np.flatnonzero(batch.counts > 1)
+        singles = int(chunks[0]) if chunks.size else int(batch.rows.size)
+        contexts = batch.starts + batch.counts
+        rows, firsts = tiles_of(batch.counts[singles:].tolist())
+        self._plan = _Plan(
+            pages=upload(batch.write_pages, device),
+            slots=upload(batch.write_slots, device),
+            tables=upload(batch.tables, device),
+            singles=singles,
+            lengths=upload(contexts[:singles], device),
+            longest=int(contexts[:singles].max()) if singles else 0,
+            starts=upload(batch.starts[singles:], device),
+            counts=upload(batch.counts[singles:], device),
+            offsets=upload(batch.offsets[singles:-1] - singles, device),
+            tiles=(upload(np.array(rows, dtype=np.int32), device), upload(np.array(firsts, dtype=np.int32), device)),
+        )
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Store `k` [T, kv, d] and `v` [T, kv, dv], attend with `q` [T, heads, d]; returns [T, heads, dv]."""
+        view, plan = self._views[layer], self._plan
+        store_rows(view.k, k, plan.pages, plan.slots)
+        store_rows(view.v, v, plan.pages, plan.slots)
+        parts = []
+        if plan.singles:
+            queries = q[: plan.singles]
+            tables = plan.tables[: plan.singles]
+            parts.append(
+                attention_decode(queries, view.k, view.v, tables, plan.lengths, scale, plan.longest, self._upcast)
+            )
+        if plan.counts.numel():
+            tables = plan.tables[plan.singles :]
+            places = (plan.starts, plan.counts, plan.offsets, plan.tiles)
+            parts.append(attention_prefill(q[plan.singles :], view.k, view.v, tables, *places, scale, self._upcast))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
