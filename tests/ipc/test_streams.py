@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -167,6 +168,36 @@ async def test_strangers_are_counted_and_change_nothing(endpoint: str) -> None:
         assert got == Heartbeat(0, 0, 0, 0)
         assert server.stats == {"undecodable": 4, "bad_join": 3, "not_joined": 2, "wrong_rank": 1, "old_epoch": 0}
         assert server.joined == {(0, 0)}
+        stranger.close()
+
+
+async def test_ten_thousand_random_byte_strings_at_the_ranks_socket_change_nothing_but_counters(endpoint: str) -> None:
+    """Half of them are mutated reports; the true rank's stream goes on."""
+    rng = random.Random(1)
+    valid = encode(report(1))
+    async with joined(endpoint) as (server, (stream,)):
+        stranger = connect_dealer(endpoint)
+        before = sum(server.stats.values())
+
+        async def throw() -> None:
+            for number in range(10_000):
+                data = rng.randbytes(rng.randrange(60))
+                if number % 2:
+                    place = rng.randrange(len(valid))
+                    data = valid[:place] + rng.randbytes(1) + valid[place + rng.randrange(2) :]
+                await stranger.send([data])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(throw)
+            nursery.start_soon(server.recv)
+            while sum(server.stats.values()) < before + 10_000:
+                await wait_all_tasks_blocked(0.002)
+            await stream.send(Heartbeat(0, 0, 0, 0))
+        assert server.joined == {(0, 0)}
+        server.send_step(1, encode(step(1)))
+        assert await stream.recv() == step(1)
+        await stream.send(report(1))
+        assert await server.recv() == report(1)
         stranger.close()
 
 
