@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from daemon.app import Daemon
+from daemon.app import Daemon, exit_code_of
 from daemon.clock import Clock, SystemClock
 from daemon.config import load, recorded, unknown_variables
 from daemon.endpoints import front_server
@@ -55,12 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_dir = RunDir(default_path(settings))
         run_dir.prepare()
         run_dir.claim()
-    except DaemonError as error:
+    except (DaemonError, EndpointError) as error:
         sys.stderr.write(f"bandmaster daemon: {error}\n")
-        return error.code
-    except EndpointError as error:
-        sys.stderr.write(f"bandmaster daemon: {error}\n")
-        return Exit.USAGE
+        return exit_code_of(error)
     clock = SystemClock()
     log, writer = open_log(settings.log_format, settings.log_level, run_dir.logs / "daemon.log", process="daemon")
     for line in unknown_variables(os.environ):
@@ -68,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     log.info("Starting", run_dir=str(run_dir.path), settings=recorded(settings))
     try:
         code = serve(settings, run_dir, clock, log)
-    except DaemonError as error:
+    except (DaemonError, EndpointError) as error:
         log.error("CannotStart", error=str(error))
-        code = error.code
+        code = exit_code_of(error)
     except Exception:
         log.exception("Failed", actor="daemon")
         code = Exit.INTERNAL

@@ -44,11 +44,13 @@ from daemon.mailbox import (
 )
 from daemon.metrics import Metrics
 from daemon.observe import Observer
+from daemon.processes import take_signals
 from daemon.ranks import Epoch, RankSupervisor
 from daemon.results import Collator, DigestMismatch, ResultProcessor
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
 from daemon.versions import versions
+from ipc.errors import EndpointError, EndpointInUse
 from ipc.handshake import Limits
 from ipc.messages import Report
 from journal.errors import JournalFailed
@@ -59,6 +61,7 @@ from journal.writer import JournalWriter
 EPOCH = 1  # one epoch a life: a lost rank ends the daemon
 FINISH_WITHIN_S = 15.0
 GATEWAY_DRAIN_S = 3.0
+FAULT_PATIENCE_S = 1.0  # for ranks, once nothing that they say counts any more
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -88,6 +91,15 @@ def root_cause(error: BaseException) -> BaseException:
         else:
             leaves.append(entry)
     return next((leaf for leaf in leaves if isinstance(leaf, DaemonError)), leaves[0])
+
+
+def exit_code_of(error: BaseException) -> Exit:
+    """The exit code that an error stands for."""
+    if isinstance(error, DaemonError):
+        return error.code
+    if isinstance(error, EndpointInUse):
+        return Exit.IN_USE
+    return Exit.USAGE if isinstance(error, EndpointError) else Exit.INTERNAL
 
 
 class Daemon:
@@ -219,6 +231,7 @@ class Daemon:
     async def run(self, recovered: Recovered) -> Exit:
         """Serve until an order or a failure ended it; returns the exit code."""
         with trio.open_signal_receiver(*SIGNALS) as signals:
+            take_signals()
             self.open_life(recovered)
             try:
                 await self._live(signals)
@@ -310,7 +323,7 @@ class Daemon:
             self._log.error("FailedToo", actor=name, error=repr(cause))
             return
         self._failure = cause
-        expected = isinstance(cause, DaemonError)  # its sentence says it all; the trace is in the crash file
+        expected = exit_code_of(cause) != Exit.INTERNAL  # its sentence says it all; the trace is in the crash file
         self._log.error("Failed", actor=name, error=str(cause), exc_info=None if expected else error)
         self._dump(name, error)
         if name == "engine":
@@ -352,9 +365,10 @@ class Daemon:
         await trio.to_thread.run_sync(self._writer.sync)
         self.gateway.durable(self._writer.synced_through)
         await self.gateway.drain(GATEWAY_DRAIN_S)
-        await self.ranks.stop(self.engine.ending or "failed")
+        if self._failure is None:
+            await self.ranks.stop(self.engine.ending)
+        else:
+            await self.ranks.stop(str(self._failure), FAULT_PATIENCE_S)
 
     def _exit_code(self) -> Exit:
-        if self._failure is None:
-            return Exit.CLEAN
-        return self._failure.code if isinstance(self._failure, DaemonError) else Exit.INTERNAL
+        return Exit.CLEAN if self._failure is None else exit_code_of(self._failure)

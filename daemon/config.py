@@ -327,7 +327,7 @@ only and appear in no log or record.
 
 {settings}
 
-# Exit codes
+## Exit codes
 
 `bandmaster serve` ends with the code of the child that failed first, also when a signal follows.
 

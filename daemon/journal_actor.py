@@ -76,7 +76,7 @@ class JournalActor:
                 self._urgent = True
             elif trio.current_time() >= self._compress_at:
                 self._compress_at = trio.current_time() + COMPRESS_EVERY_S
-                await self._in_thread(self._writer.compress_finished)
+                await self._compress()
 
     async def _wait(self) -> None:
         """Until something urgent is written, or a second passed with anything unsynced."""
@@ -89,6 +89,13 @@ class JournalActor:
             if scope.cancelled_caught:
                 return
             self._news = trio.Event()
+
+    async def _compress(self) -> None:
+        """Finished segments; a disk too full for the compressed copy leaves the plain one, and nothing is lost."""
+        try:
+            await self._in_thread(self._writer.compress_finished)
+        except OSError as error:
+            self._log.warning("CompressFailed", error=str(error), retry_s=COMPRESS_EVERY_S)
 
     async def _sync(self) -> None:
         started_ns = self._clock.now_ns()

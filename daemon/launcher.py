@@ -112,7 +112,7 @@ class Launcher:
 
     def _start(self, name: str, environ: dict[str, str]) -> None:
         module = {"daemon": "daemon", "frontend": "daemon.frontend"}[name]
-        self._children.append(Child(name, module_command(module), environ))
+        self._children.append(Child(name, module_command(module), environ, hold_signals=True))
         self._log.info("ChildStarted", child=name, pid=self._children[-1].pid)
 
     def _note_pids(self) -> None:
@@ -132,8 +132,9 @@ class Launcher:
 
     async def _watch(self, child: Child) -> None:
         code = await child.wait()
-        if code != 0 or not self._asked:
-            self._log.error("ChildEnded", child=child.name, pid=child.pid, how=exit_text(code), asked=self._asked)
+        told = self._asked or self._one_ended.is_set()
+        if code != 0 or not told:
+            self._log.error("ChildEnded", child=child.name, pid=child.pid, how=exit_text(code), told=told)
             self._worsen(code)
         self._one_ended.set()
 

@@ -21,6 +21,7 @@ import trio
 
 PARENT_VARIABLE = "BANDMASTER_PARENT"
 PR_SET_PDEATHSIG = 1
+HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -34,6 +35,11 @@ def die_with_parent(death_signal: signal.Signals = signal.SIGINT) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != int(expected):
         signal.raise_signal(death_signal)
+
+
+def take_signals() -> None:
+    """A child's handlers stand: what was sent to it since it was started is delivered now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -54,13 +60,32 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """One process of ours, in a session of its own: a terminal's Ctrl-C reaches only the parent, which passes it on."""
+    """One process of ours, in a session of its own: a terminal's Ctrl-C reaches only the parent, which passes it on.
+
+    With `hold_signals` it starts with SIGINT and SIGTERM blocked until it calls `take_signals`: an order that comes
+    while its interpreter still starts is then obeyed in order, instead of ending it with a trace.
+    """
 
     def __init__(
-        self, name: str, command: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        output: IO[bytes] | None = None,
+        hold_signals: bool = False,
     ) -> None:
         self.name = name
-        self._process = subprocess.Popen(
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS if hold_signals else ())
+        try:
+            self._process = self._start(command, environ, output)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._one_waiter = trio.Lock()  # trio lets one task wait for a descriptor
+
+    @staticmethod
+    def _start(command: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             list(command),
             env=child_environment(environ),
             stdin=subprocess.DEVNULL,
@@ -68,8 +93,6 @@ class Child:
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=True,
         )
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._one_waiter = trio.Lock()  # trio lets one task wait for a descriptor
 
     @property
     def pid(self) -> int:

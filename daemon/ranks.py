@@ -274,15 +274,14 @@ class RankSupervisor:
 
     # --- the end
 
-    async def stop(self, why: str) -> None:
+    async def stop(self, why: str, patience_s: float = STOP_WITHIN_S) -> None:
         """Tell the ranks to stop, wait, and kill those that do not; every process is reaped when this returns."""
         self._stopping = True
         with contextlib.suppress(PeerGone, RankStalled):  # they are killed below if they cannot hear
             self._server.broadcast(Stop(why))
         async with trio.open_nursery() as nursery:
             for child in self._children.values():
-                patience = STOP_WITHIN_S if self._ready else 0.0
-                nursery.start_soon(child.end, patience, None)
+                nursery.start_soon(child.end, patience_s if self._ready else 0.0, None)
 
     async def close(self) -> None:
         """Kill what is left and close the socket."""

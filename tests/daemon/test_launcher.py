@@ -1,0 +1,129 @@
+"""Launcher: whoever ends unasked gives the exit code, the other one is told, and nobody is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import trio
+
+import daemon.launcher
+from daemon.exits import Exit
+from daemon.launcher import Launcher, served_name
+from daemon.run_dir import RunDir
+from daemon.settings_table import Settings
+from tests.daemon.test_observe import NotedLog
+
+# What a child does: its signals, and how it ends. `ready` is a file that it makes once its handlers stand.
+WAITS = """
+import os, signal
+from daemon.processes import take_signals
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: os._exit({code}))
+{ready}
+take_signals()
+signal.pause()
+"""
+DEAF = """
+import signal
+{ready}
+signal.sigwait([signal.SIGUSR1])
+"""
+LEAVES = "{ready}; raise SystemExit({code})"
+
+
+class Scene:
+    """A launcher whose children are small scripts; it runs in this process and takes its signals."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+        self.run_dir = RunDir(tmp_path / "run")
+        self.run_dir.prepare()
+        self.ready = {name: tmp_path / f"{name}.ready" for name in scripts}
+        commands = {
+            {"daemon": "daemon", "frontend": "daemon.frontend"}[name]: script.replace(
+                "{ready}", f"open({str(self.ready[name])!r}, 'w').close()"
+            )
+            for name, script in scripts.items()
+        }
+        monkeypatch.setattr(daemon.launcher, "module_command", lambda module: [sys.executable, "-c", commands[module]])
+        monkeypatch.setattr(daemon.launcher, "END_WITHIN_S", 2.0)
+        self.log = NotedLog()
+        self.launcher = Launcher(Settings(drain_timeout_s=0.5), self.run_dir, self.log)
+
+    async def run(self, *signals: int) -> int:
+        """Run it; once both children stand, send the signals to ourselves."""
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                while not all(file.exists() for file in self.ready.values()):
+                    await trio.sleep(0.01)
+                for number in signals:
+                    os.kill(os.getpid(), number)
+                    await trio.sleep(0.05)
+
+            nursery.start_soon(send)
+            with trio.fail_after(20):
+                code = await self.launcher.run()
+            nursery.cancel_scope.cancel()
+        assert not [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+        assert sorted(path.name for path in self.run_dir.path.iterdir()) == ["journal", "logs"]
+        return code
+
+    def ended(self) -> list[str]:
+        return [line["child"] for line in self.log.events("ChildEnded")]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_ordered_stop_is_clean(tmp_path: Path, monkeypatch: Any, number: int) -> None:
+    """A signal is passed to both; both end with 0; so does the launcher."""
+    wait = WAITS.replace("{code}", "0")
+    assert await Scene(tmp_path, monkeypatch, daemon=wait, frontend=wait).run(number) == Exit.CLEAN
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("code", "expected"), [("3", Exit.RANK), ("1", Exit.INTERNAL), ("77", Exit.CHILD), ("0", Exit.CHILD)]
+)
+async def test_X2_a_child_that_ends_unasked_fails_the_whole(
+    tmp_path: Path, monkeypatch: Any, code: str, expected: Exit
+) -> None:
+    """The daemon's own code is the launcher's, even 0 is a failure when nobody asked; the front end is told to end."""
+    scene = Scene(tmp_path, monkeypatch, daemon=LEAVES.replace("{code}", code), frontend=WAITS.replace("{code}", "0"))
+    assert await scene.run() == expected
+    assert scene.ended() == ["daemon"]
+
+
+@pytest.mark.e2e
+async def test_X2_a_signal_after_the_death_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    """SIGTERM that follows a fatal death does not turn it into a clean end."""
+    scene = Scene(tmp_path, monkeypatch, daemon=LEAVES.replace("{code}", "3"), frontend=DEAF)
+    assert await scene.run(signal.SIGTERM, signal.SIGTERM) == Exit.RANK
+
+
+@pytest.mark.e2e
+async def test_a_failure_while_ending_is_a_failure(tmp_path: Path, monkeypatch: Any) -> None:
+    """A child that was told to end and ends with a code gives that code."""
+    scene = Scene(tmp_path, monkeypatch, daemon=WAITS.replace("{code}", "4"), frontend=WAITS.replace("{code}", "0"))
+    assert await scene.run(signal.SIGTERM) == Exit.JOURNAL
+
+
+@pytest.mark.e2e
+async def test_X4_a_child_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: Any) -> None:
+    """When the patience is over the deaf child is killed, which is no clean end."""
+    scene = Scene(tmp_path, monkeypatch, daemon=DEAF, frontend=WAITS.replace("{code}", "0"))
+    assert await scene.run(signal.SIGTERM) == Exit.CHILD
+    assert [line["child"] for line in scene.log.events("ChildKilled")] == ["daemon"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("", "SmolLM2-135M-Instruct"), ("/m/Tiny-Llama", "Tiny-Llama"), ("/m/x.Q4_1.gguf", "x.Q4_1")]
+)
+def test_a_server_names_its_model(model: str, name: str) -> None:
+    """Without `--served-model-name` the API shows the directory's or file's name."""
+    assert served_name(model) == name
