@@ -22,6 +22,7 @@ from hypercorn.utils import parse_socket_addr, wrap_app
 
 from daemon.exits import DaemonError, Exit
 from daemon.frontend.service import Service
+from daemon.processes import take_signals
 
 BACKLOG = 1024
 KEEP_ALIVE_S = 75.0
@@ -162,6 +163,7 @@ async def watch_signals(
     `scope` is everything that serves; its deadline is the end whatever is still open.
     """
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        take_signals()
         task_status.started()
         async for number in signals:
             within_s = INTERRUPT_GRACE_S if number == signal.SIGINT or service.draining else grace_s
