@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import modeled, serving
+from tests.e2e.harness import assert_replays, eventually, idle, modeled, serving
 from tools.own_server import OwnServer
 
 HERE = Path(__file__).parent
@@ -22,6 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
-    """A modeled server with room for 64 requests; it must be idle again after each test that uses it."""
+    """A modeled server with room for 64 requests; in the end it must be idle, stop cleanly, and replay."""
     with serving(tmp_path_factory.mktemp("shared") / "run", *modeled("--max-running-requests", "64")) as server:
         yield server
+        eventually(lambda: idle(server), "everything is given back")
+        assert server.stop() == 0, server.tail()
+        assert_replays(server.run_dir)

@@ -26,6 +26,7 @@ SHELL_SHARED = (
     "daemon.clock",
     "daemon.logs",
     "daemon.run_dir",
+    "daemon.endpoints",
 )
 
 
