@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import trio
 from daemon.health import Health, Vitals
 from tests.daemon.doubles import TrioClock
 
+ROOT = Path(__file__).resolve().parents[2]
 WELL = Vitals(epoch=1, ending="", degraded="", live_requests=0, scheduled_tokens=0)
 
 
@@ -99,3 +102,27 @@ async def test_a_stall_is_logged_once_when_nobody_asks(autojump_clock: trio.test
         nursery.cancel_scope.cancel()
     assert [(level, event) for level, event, _ in scene.log.lines] == [("error", "Stalled"), ("info", "Progressing")]
     assert not (tmp_path / "hang.txt").exists()
+
+
+def test_M7_a_hung_loop_ends_with_its_stacks_on_disk(tmp_path: Path) -> None:
+    """A loop that turns no round ends its process with a code, and the file shows where it hung; no tool is needed."""
+    script = f"""
+import time, trio, trio.testing
+from pathlib import Path
+import daemon.health
+from daemon.clock import SystemClock
+from daemon.health import Health, Vitals
+daemon.health.LOOP_TIMEOUT_S = 0.2
+health = Health(SystemClock(), lambda: Vitals(1, "", "", 0, 0), 15, None)
+async def hang():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(health.run, Path({str(tmp_path / "hang.txt")!r}))
+        await trio.testing.wait_all_tasks_blocked()
+        where_it_hangs()
+def where_it_hangs():
+    time.sleep(30)
+trio.run(hang)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=20, check=False)
+    assert done.returncode == 1
+    assert "where_it_hangs" in (tmp_path / "hang.txt").read_text()
