@@ -11,6 +11,7 @@ import openai
 import pytest
 import trio
 import trio.testing
+from hypercorn.protocol.h11 import H11Protocol
 
 from daemon.frontend.app import build_app
 from daemon.frontend.server import listen, serve_http, url_of
@@ -182,6 +183,18 @@ async def test_hostile_bytes_do_not_end_the_server(data):
                 pass
         async with httpx.AsyncClient(base_url=url) as client:
             assert (await client.get("/version")).status_code == 200
+
+
+async def test_an_upgrade_to_http2_is_ignored():
+    """An h2c offer is answered in HTTP/1.1; the hook that does it is still hypercorn's."""
+    assert callable(H11Protocol._check_protocol)
+    service, _ = make_service(says("x"))
+    offer = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    async with serving(service) as url:
+        async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as connection:
+            await connection.send_all(b"GET /version HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+            answer = await connection.receive_some()
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 async def test_an_oversized_body_is_answered_before_it_is_sent_whole():
