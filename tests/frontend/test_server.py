@@ -191,9 +191,10 @@ async def test_an_upgrade_to_http2_is_ignored():
     service, _ = make_service(says("x"))
     offer = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
     async with serving(service) as url:
-        async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as connection:
-            await connection.send_all(b"GET /version HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
-            answer = await connection.receive_some()
+        connection = await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        await connection.send_all(b"GET /version HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+        answer = await connection.receive_some()
+        await connection.aclose()
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
