@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from ipc.messages import Logprobs
 from kernels.reference import gumbel
 
 HEAD = 1024  # candidates looked at before a whole row is sorted
+LOGPROB_ROWS = 64  # positions whose whole log-softmax is held at once
 NOISE_ROWS = 4  # rows of noise made at once: they stay in the cache
 
 
@@ -160,15 +161,19 @@ def _threshold(row: Tensor, k: int, p: float) -> Tensor:
 
 def logprobs_of(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
     """Log probabilities of `tokens` int64[p] under raw `logits` [p, vocab], their ranks, and the k best of each."""
-    wide = logits.float()
-    values = torch.log_softmax(wide, -1)
-    chosen = values.gather(1, tokens[:, None])
-    ranks = (values > chosen).sum(-1) + 1
-    top_values, top_ids = values.topk(k) if k else (values[:, :0], tokens[:, None][:, :0])
+    columns: list[list[NDArray[Any]]] = [[], [], [], []]
+    for begin in range(0, tokens.shape[0], LOGPROB_ROWS):
+        values = torch.log_softmax(logits[begin : begin + LOGPROB_ROWS].float(), -1)
+        chosen = values.gather(1, tokens[begin : begin + LOGPROB_ROWS, None])
+        ranks = (values > chosen).sum(-1) + 1
+        best = values.topk(k)
+        for column, part in zip(columns, (chosen, ranks, best.indices, best.values), strict=True):
+            column.append(part.cpu().numpy().ravel())
+    chosen_all, ranks_all, ids_all, values_all = (np.concatenate(column) for column in columns)
     return Logprobs(
         k=k,
-        chosen=chosen.cpu().numpy().astype("<f4").tobytes(),
-        ranks=pack_i32(ranks.cpu().numpy()),
-        top_ids=pack_i64(top_ids.cpu().numpy().ravel()),
-        top_values=top_values.cpu().numpy().astype("<f4").tobytes(),
+        chosen=chosen_all.astype("<f4").tobytes(),
+        ranks=pack_i32(ranks_all),
+        top_ids=pack_i64(ids_all),
+        top_values=values_all.astype("<f4").tobytes(),
     )

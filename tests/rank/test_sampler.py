@@ -196,3 +196,6 @@ def test_log_probabilities_are_of_the_raw_logits() -> None:
     assert i32(values.ranks)[0] == int((want[0] > want[0, 5]).sum()) + 1
     assert i64(values.top_ids).reshape(3, 4).tolist() == want.topk(4).indices.tolist()
     assert logprobs_of(logits, tokens, 0).top_ids == b""
+    many = logprobs_of(logits.repeat(50, 1), tokens.repeat(50), 2)
+    np.testing.assert_array_equal(f32(many.chosen).reshape(50, 3), np.tile(f32(values.chosen), (50, 1)))
+    assert i64(many.top_ids).size == 300
