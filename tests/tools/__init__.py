@@ -1,0 +1,1 @@
+"""Tests of the commands that measure and compare: their arithmetic and their judgements, without a server."""
