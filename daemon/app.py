@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from allocator.checks import Checks
 from allocator.geometry import Geometry
 from daemon.answers import Answers
 from daemon.clock import Clock
@@ -119,7 +120,8 @@ class Daemon:
         self._ended = trio.Event()
         self._hurried = False
         self.life = clock.token()
-        self.core = SchedulerCore(core_config(settings))
+        self._checks = Checks(settings.invariants)
+        self.core = SchedulerCore(core_config(settings), self._checks)
         self.metrics = Metrics()
         self._wire()
 
@@ -130,7 +132,7 @@ class Daemon:
         to_observer, observed = trio.open_memory_channel[Iteration](OBSERVED_MAX)
         to_compaction, hints = trio.open_memory_channel[StepSent | BecameIdle | BandCounts](HINTS_MAX)
         to_results, reports = trio.open_memory_channel[Report](REPORTS_MAX)
-        self.observer = Observer(self.metrics, clock, log, observed, EPOCH)
+        self.observer = Observer(self.metrics, clock, log, observed, self._checks.found, EPOCH)
         self.health = Health(clock, self._vitals, settings.stall_timeout_s, log)
         self.ranks = RankSupervisor(settings, self._run_dir, clock.token(), log, to_results)
         front = self._front

@@ -45,6 +45,7 @@ class Health:
         self._progress = -1
         self._moved_ns = clock.now_ns()
         self._stalled = False
+        self._worked = False  # there was work at the last look
 
     def report(self) -> dict[str, Any]:
         """`live`, `ready`, `progress` as booleans, `reasons` as sentences, and the numbers behind them."""
@@ -95,6 +96,8 @@ class Health:
     def _note(self, vitals: Vitals) -> int:
         """Nanoseconds without progress while there was work; 0 when there is none."""
         now_ns = self._clock.now_ns()
-        if vitals.scheduled_tokens != self._progress or not vitals.live_requests:
+        working = vitals.live_requests > 0
+        if vitals.scheduled_tokens != self._progress or not (working and self._worked):
             self._progress, self._moved_ns = vitals.scheduled_tokens, now_ns
+        self._worked = working
         return now_ns - self._moved_ns

@@ -39,13 +39,21 @@ class Observer:
     """Follows every request from its arrival to its canonical line."""
 
     def __init__(
-        self, metrics: Metrics, clock: Clock, log: Any, observed: trio.MemoryReceiveChannel[Iteration], epoch: int = 1
+        self,
+        metrics: Metrics,
+        clock: Clock,
+        log: Any,
+        observed: trio.MemoryReceiveChannel[Iteration],
+        found: list[str],
+        epoch: int = 1,
     ) -> None:
+        """`found` is where the core's checks leave broken invariants; they are logged and taken out."""
         self.bands: list[tuple[int, int, int, int]] = []  # as reported last
         self._metrics = metrics
         self._clock = clock
         self._log = log
         self._observed = observed
+        self._found = found
         self._times: dict[int, Times] = {}
         self._without_token: set[int] = set()
         self._complain_at = -math.inf
@@ -89,6 +97,8 @@ class Observer:
             if collated.forward_us:
                 metrics.forward_time.observe(collated.forward_us / 1e6)
             self.bands = collated.bands or self.bands
+        while self._found:
+            self._log.error("InvariantBroken", what=self._found.pop(0), epoch=self._epoch)
         for item, outputs in zip(iteration.inputs, iteration.outputs, strict=True):
             self._follow(item, outputs)
 

@@ -130,7 +130,12 @@ class Settings:
     )
     disable_overlap: bool = _row("switch", False, "process each step before the next one is launched", SERVER)
     invariants: int = _row(
-        "int", 1, "how much is checked while running: 0 little, 1 at idle, 2 every step", SERVER, low=0, high=2
+        "int",
+        1,
+        "broken invariants that are not fatal: 0 silent, 1 logged, 2 end the epoch, with a recount after every step",
+        SERVER,
+        low=0,
+        high=2,
     )
 
     # --- the HTTP front end

@@ -43,8 +43,9 @@ class Scene:
     def __init__(self, broken: str = "") -> None:
         self.log = NotedLog(broken)
         self.metrics = Metrics()
+        self.found: list[str] = []
         _, observed = trio.open_memory_channel[Iteration](1)
-        self.observer = Observer(self.metrics, TrioClock(), self.log, observed)
+        self.observer = Observer(self.metrics, TrioClock(), self.log, observed, self.found)
 
     def show(self, item: Input, outputs: Outputs) -> None:
         self.observer.take(Iteration(item.now_ns, [item], [outputs], [Collated([], None)], 7, 1000, 2000))  # type: ignore[arg-type]
@@ -144,3 +145,15 @@ def test_totals_follow_the_core() -> None:
     assert scene.value("units", band="full", state="hole") == 2
     text = scene.metrics.exposition()
     assert 'bandmaster:units{band="full",state="live"} 5.0' in text
+
+
+def test_a_broken_invariant_is_one_line() -> None:
+    """What the core's checks found is logged once and taken out."""
+    scene = Scene()
+    scene.found.append("capacity.observe_only_read: read by admission")
+    scene.show(Ticked(1), Outputs())
+    scene.show(Ticked(2), Outputs())
+    assert [line["what"] for line in scene.log.events("InvariantBroken")] == [
+        "capacity.observe_only_read: read by admission"
+    ]
+    assert scene.found == []
