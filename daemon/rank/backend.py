@@ -7,11 +7,14 @@ is ordered on the backend's forward stream, and what the executor enqueues on it
 from __future__ import annotations
 
 import contextlib
+import mmap
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from allocator.columns import Bytes8s
 from allocator.geometry import StageGeometry
 from daemon.rank.arena import ArenaBytes, HostArena
 from daemon.rank.device import Device, ImmediateDevice
@@ -77,8 +80,8 @@ class HostBackend:
 
     def allocate(self, stage: StageGeometry) -> tuple[ArenaBytes, Tensor]:
         """A zeroed arena whose tensor and numpy views share their bytes."""
-        data = torch.zeros(stage.arena_bytes, dtype=torch.uint8)
-        return HostArena(stage, data.numpy()), data
+        data = host_bytes(stage.arena_bytes)
+        return HostArena(stage, data), torch.from_numpy(data)
 
     def attention(self, views: list[LayerViews]) -> PagedAttention:
         """Vectorized torch."""
@@ -95,6 +98,18 @@ class HostBackend:
     def launched(self, tokens: Tensor, logprobs: list[RowLogprobs]) -> Launched:
         """Done already."""
         return HostLaunched(Outcome(tokens.numpy(), logprobs))
+
+
+def host_bytes(size_bytes: int) -> Bytes8s:
+    """Zeroed uint8[size_bytes] of the system's own pages, in huge ones where it has them, taken when first touched.
+
+    Touching gigabytes at boot would take seconds; in huge pages the first touch costs a quarter.
+    """
+    region = mmap.mmap(-1, size_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them
+            region.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(region, dtype=np.uint8)
 
 
 def open_backend(asked: str) -> Backend:
