@@ -28,7 +28,7 @@ from ipc.messages import RankSettings
 from tools.rank_driver import Driver
 from tools.reference import Reference
 
-ARENA_BYTES = 2 << 30
+ARENA_BYTES = 2 << 30  # taken as it is touched
 PAGE_SIZE = 16
 
 

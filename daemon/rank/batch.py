@@ -29,8 +29,7 @@ class Batch(NamedTuple):
     `rows`, `generations`, `starts`, `counts` int32[n]; `offsets` int64[n+1]; `tokens`, `positions` int64[T];
     `write_pages` and `write_slots` int64[T]: physical page of each token and its slot there; `tables` int32[n, pages]:
     physical pages; `sampled` int64[k]: indexes of the rows that sample; `carried` int64[c]: indexes of the rows whose
-    one input token is their last sampled one (`tokens` holds -1 there until the runner fills it); `fresh` int32: rows
-    that started afresh.
+    one input token is their last sampled one (`tokens` holds -1 there until the runner fills it).
     """
 
     seq: int
@@ -46,14 +45,13 @@ class Batch(NamedTuple):
     tables: Int32s
     sampled: Int64s
     carried: Int64s
-    fresh: Int32s
     sampling: SamplingTable
     page_size: int
 
 
 def build_batch(seq: int, forward: Forward, rows: RowTable, id_table: Int32s, page_size: int) -> Batch:
     """Apply a forward to the rows and translate it; `id_table` int32[ids + 1] maps owner pages to physical units."""
-    fresh = rows.apply(forward)
+    rows.apply(forward)
     row, starts, counts = i32(forward.rows), i32(forward.starts), i32(forward.counts)
     flags = np.frombuffer(forward.flags, dtype=np.uint8)
     if flags.size != row.size:
@@ -86,7 +84,6 @@ def build_batch(seq: int, forward: Forward, rows: RowTable, id_table: Int32s, pa
         tables=tables,
         sampled=sampled,
         carried=carried,
-        fresh=fresh,
         sampling=rows.sampling,
         page_size=page_size,
     )

@@ -26,8 +26,8 @@ class RowTable:
         self.has_sampled = np.zeros(rows_max, dtype=np.bool_)  # in this generation
         self.sampling = SamplingTable(rows_max)
 
-    def apply(self, forward: Forward) -> Int32s:
-        """Take over a forward's rows, table entries and sampling; returns the rows that started afresh."""
+    def apply(self, forward: Forward) -> None:
+        """Take over a forward's rows, table entries and sampling; a row whose generation rose starts afresh."""
         rows, generations = i32(forward.rows), i32(forward.generations)
         starts, counts = i32(forward.starts), i32(forward.counts)
         self._check(rows, generations, starts, counts)
@@ -48,7 +48,6 @@ class RowTable:
         for item in forward.sampling:
             self._check_sampling_row(item.row, item.generation)
             self.sampling.put(item)
-        return fresh
 
     def sample(self, carried: Int32s, sampled: Int32s) -> None:
         """Note the rows that sample now; the carried ones, whose input is their last sample, must have one."""

@@ -149,7 +149,6 @@ def rank_attention(dtype: torch.dtype) -> str:
         tables=tables,
         sampled=none,
         carried=none,
-        fresh=none.astype(np.int32),
         sampling=SamplingTable(1),
         page_size=page,
     )

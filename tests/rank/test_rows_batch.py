@@ -50,7 +50,6 @@ def test_a_mixed_batch_is_translated() -> None:
     assert batch.write_slots.tolist() == [1, 0, 1, 2, 3, 0, 1]
     assert batch.tables.tolist() == [[107, 103], [109, 101]]
     assert (batch.carried.tolist(), batch.sampled.tolist()) == ([0], [0])
-    assert batch.fresh.tolist() == [0]
 
 
 def test_written_pages_are_virtual_and_ascending() -> None:
