@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import trio
 
@@ -42,24 +42,24 @@ class FakeDaemon:
         self._got, self.got = trio.open_memory_channel[FromFrontEnd](1000)
 
     async def run(self) -> None:
-        """Read until the socket is closed."""
-        while True:
-            try:
+        """Read and answer until the socket is closed, at whichever of the two that finds it."""
+        with suppress(trio.ClosedResourceError):
+            while True:
                 identity, data = await self.socket.recv()
-            except trio.ClosedResourceError:
-                return
-            message = from_frontend(data, self.limits)
-            if isinstance(message, Connect) and self.welcoming:
-                self.peer = identity
-                welcome = Welcome(PROTOCOL_VERSION, FACTS, self.limits.as_dict(), self.life)
-                await self.socket.send([identity, encode(welcome)])
-            elif isinstance(message, Ask) and message.what == "ping":
-                self.pings += 1
-                if self.answering:
-                    await self.socket.send([identity, encode(Answer(message.ticket, True, ""))])
-            else:
-                self.peer = identity
-                await self._got.send(message)
+                await self._handle(identity, from_frontend(data, self.limits))
+
+    async def _handle(self, identity: bytes, message: FromFrontEnd) -> None:
+        if isinstance(message, Connect) and self.welcoming:
+            self.peer = identity
+            welcome = Welcome(PROTOCOL_VERSION, FACTS, self.limits.as_dict(), self.life)
+            await self.socket.send([identity, encode(welcome)])
+        elif isinstance(message, Ask) and message.what == "ping":
+            self.pings += 1
+            if self.answering:
+                await self.socket.send([identity, encode(Answer(message.ticket, True, ""))])
+        else:
+            self.peer = identity
+            await self._got.send(message)
 
     async def send(self, *messages: ToFrontEnd) -> None:
         """Send to the peer that spoke last."""
