@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -140,14 +141,30 @@ def show_state(console: Console, state: dict[str, Any]) -> None:
     numbers = {**{name: value for name, value in core.items() if name != "gauges"}, **core.get("gauges", {})}
     console.print(_table("core", [{"name": name, "value": value} for name, value in numbers.items()]))
     if requests:
-        console.print(_table("requests", requests))
+        console.print(_table("requests (ids and front ends: --json)", [_line(request) for request in requests]))
     for place, bands in enumerate(state["stages"]):
         console.print(_table(f"arena of stage {place}, units", bands))
 
 
+def _line(request: dict[str, Any]) -> dict[str, Any]:
+    """One request in as much as fits a terminal of 80 columns."""
+    scheduled, target = request["extent"]
+    return {
+        "request": request["request"],
+        "stage": request["stage"],
+        "row.gen": f"{request['row']}.{request['generation']}" if request["row"] >= 0 else "-",
+        "prompt": request["prompt_tokens"],
+        "output": f"{request['output_tokens']}/{request['max_output']}",
+        "extent": f"{scheduled}/{target}",
+        "pages": request["pages"],
+        "retr.": request["retractions"],
+        "waits for": request["waits_for"],
+    }
+
+
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     """Rows of one shape as a table; numbers to the right."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name, value in rows[0].items():
         table.add_column(name, justify="right" if isinstance(value, int) else "left")
     for row in rows:
