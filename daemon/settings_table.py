@@ -120,7 +120,13 @@ class Settings:
     chunked_prefill_size: int = _row(
         "int", 512, "most prompt tokens of one request in one step", SERVER, low=1, high=1 << 20
     )
-    schedule_policy: str = _row("choice", "fcfs", "order of the queue", SERVER, choices=("fcfs", "priority"))
+    schedule_policy: str = _row(
+        "choice",
+        "priority",
+        "order of the queue: by priority, equal ones as they came, or as they came (a priority is refused then)",
+        SERVER,
+        choices=("fcfs", "priority"),
+    )
     reserve: str = _row(
         "choice",
         "estimate",

@@ -140,6 +140,12 @@ def _bad_number(config: CoreConfig, generate: Generate) -> Problem | None:
         if not math.isfinite(number) or number > high or number < low or (number == low and not low_allowed):
             bounds = f"from {low} to {high}" if low_allowed else f"above {low} and at most {high}"
             return _bad(field, f"{field} must be {bounds}, not {number}")
+    if generate.priority and config.schedule_policy == "fcfs":
+        text = f"priority {generate.priority} has no meaning under --schedule-policy fcfs; leave it out or serve with"
+        return _bad("priority", f"{text} --schedule-policy priority", 0, generate.priority)
+    if generate.n > config.max_queued_requests:
+        text = f"n is {generate.n}, but at most {config.max_queued_requests} (--max-queued-requests) can ever wait"
+        return _bad("n", f"{text}; ask for fewer choices at once", config.max_queued_requests, generate.n)
     if generate.max_tokens == 0 and generate.sampling.prompt_logprobs < 0:
         return _bad("max_tokens", "max_tokens must be at least 1 unless prompt_logprobs is asked for, not 0", 1, 0)
     return None

@@ -153,9 +153,8 @@ def _start(core: CoreState, chunk: Chunk, now_ns: int, out: Outputs) -> None:
     if chunk.count < request.target_tokens:
         assert core.resident is None, "one request at a time is partly prefilled"
         core.resident = request
-    if core.admitted_ns:
-        core.admit_interval_ns += (now_ns - core.admitted_ns - core.admit_interval_ns) // 8
-    core.admitted_ns = now_ns
+    core.admit_interval_ns += (now_ns - core.queue_moved_ns - core.admit_interval_ns) // 8
+    core.queue_moved_ns = now_ns
     numbers = {
         "row": row,
         "generation": int(core.rows.generation[row]),

@@ -3,6 +3,8 @@
 Owns the queue of requests that hold nothing. Must never look at memory or rows: whether the head fits is admission's
 question. Invariant: keys are unique (they end in the request number), so the order is total and the same on replay.
 
+Under `fcfs` no request has a priority: arrival refuses one that does, so that none is ignored in silence.
+
 Each policy maps a request to an integer key, smaller first. A retracted request keeps its number, so it comes back in
 front of everything that arrived after it. Starvation bound of `priority`: one level of priority is worth
 `OVERTAKEN_MAX` request numbers, so a request is overtaken by at most that many later ones per level of difference.

@@ -91,7 +91,7 @@ def retract(core: CoreState, request: Request, by: int, numbers: dict[str, int],
     core.move(request, Event.RETRACT)
     request.retractions += 1
     request.last_wait = ""
-    core.queue.add(request)
+    core.queue_up(request, now_ns)
     core.totals.retractions += 1
     core.totals.retracted_tokens += lost
     numbers = {"pages": pages, "tokens": lost, "times": request.retractions, **numbers}
@@ -119,11 +119,10 @@ def _cheapest(core: CoreState) -> Request | None:
     going = [owner for owner in owners if owner is not None]
     if len(going) < 2:
         return None
-    by_priority = core.config.schedule_policy == "priority"
 
     def cost(request: Request) -> tuple[int, int, int]:
         redo = int(core.rows.scheduled[request.row])
-        return (request.priority if by_priority else 0, redo, -request.number)
+        return (request.priority, redo, -request.number)
 
     return min((one for one in going if one.retractions < core.config.retracts_max), key=cost, default=None)
 

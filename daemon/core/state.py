@@ -116,8 +116,8 @@ class CoreState:
         self.busy = False  # something happened since the last idle step
         self.blocked = False  # the last tick could schedule nothing and nothing has changed since
         self.stalled_ticks = 0
-        self.admitted_ns = 0
-        self.admit_interval_ns = 0
+        self.queue_moved_ns = 0  # the newest admission, or when the queue got its first request, if that was later
+        self.admit_interval_ns = 0  # mean time between admissions while requests waited
 
     @property
     def live(self) -> int:
@@ -161,10 +161,16 @@ class CoreState:
         assert request.number not in self.requests, "numbers are given once"
         self.requests[request.number] = request
         self.counts[request.state] += 1
-        self.queue.add(request)
+        self.queue_up(request, request.arrived_ns)
         self.busy, self.blocked = True, False
         if request.deadline_ns:
             heapq.heappush(self.deadlines, (request.deadline_ns, request.number))
+
+    def queue_up(self, request: Request, now_ns: int) -> None:
+        """Put a request that holds nothing into the queue; the time before, with nobody waiting, counts for nothing."""
+        if not len(self.queue):
+            self.queue_moved_ns = now_ns
+        self.queue.add(request)
 
     def release_row(self, request: Request) -> int:
         """Take back everything a request holds, at once; returns its pages' number."""

@@ -32,6 +32,7 @@ BOTH = (COMPLETIONS, CHAT)
 TEMPLATED = (CHAT, TOKENIZE)
 
 INT32_MAX = 2**31 - 1
+PRIORITY_MAX = 1_000_000  # as the core's
 N_MAX = 128
 LOGPROBS_MAX = 20
 
@@ -61,7 +62,7 @@ BUILT_FIELDS: tuple[Field, ...] = (
     Field("ignore_eos", boolean, BOTH, False, note="the model's own end tokens do not end the output"),
     Field("include_stop_str_in_output", boolean, BOTH, False),
     Field("skip_special_tokens", boolean, BOTH, True, note="leave special tokens out of the text"),
-    Field("priority", integer, BOTH, 0, -INT32_MAX, INT32_MAX, note="a higher one is served earlier"),
+    Field("priority", integer, BOTH, 0, -PRIORITY_MAX, PRIORITY_MAX, note="a higher one is served earlier"),
     Field("stream", boolean, BOTH, False),
     Field("stream_options", stream_options, BOTH, None, note="only with stream"),
     Field("echo", boolean, (COMPLETIONS,), False, note="the prompt precedes the output, with its logprobs if asked"),

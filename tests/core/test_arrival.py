@@ -10,8 +10,10 @@ import pytest
 
 from allocator.columns import pack_i64
 from daemon.core import inputs
+from daemon.core.arrival import RANGES
 from daemon.core.limits import CoreConfig
 from daemon.core.reasons import RefusalCode
+from daemon.frontend.schemas import TABLES
 from ipc.messages import Generate, Sampling
 from tests.core.world import World, facts
 
@@ -212,6 +214,50 @@ def test_queue_full_says_when_to_come_back() -> None:
     world.check_rest()
 
 
+def test_more_choices_than_can_ever_wait_are_a_bad_parameter() -> None:
+    """Trying again would never help, so it is no full queue: the refusal names the limit's flag and both numbers."""
+    world = World(CoreConfig(page_size=4, max_queued_requests=3))
+    refusal = refused(request(n=4), world)
+    assert (refusal.code, refusal.field, refusal.limit, refusal.value) == (RefusalCode.BAD_PARAMETER, "n", 3, 4)
+    assert "--max-queued-requests" in refusal.message
+    assert refusal.retry_after_ms == 0
+    world.arrive(request(n=3))
+    assert len(world.refusals) == 1
+
+
+def test_the_hint_when_to_come_back_counts_only_time_in_which_somebody_waited() -> None:
+    """An idle hour between two requests says nothing about how fast the queue moves; a wait of a second does."""
+    second_ns = 1_000_000_000
+    world = World(CoreConfig(page_size=4, max_running_requests=1, max_queued_requests=1))
+    world.send("before", 3, 1)
+    world.run()
+    world.now_ns += 3600 * second_ns
+    world.send("after", 3, 9)
+    world.tick()
+    world.send("waits", 3, 1)
+    world.send("full", 3)
+    assert (world.refusals[-1].code, world.refusals[-1].retry_after_ms) == (RefusalCode.QUEUE_FULL, 100)
+    world.now_ns += 16 * second_ns
+    world.run()
+    world.send("runs", 3, 9)
+    world.tick()
+    world.send("waits too", 3, 1)
+    world.send("full again", 3)
+    assert 1000 <= world.refusals[-1].retry_after_ms <= 2000, "an eighth of the sixteen seconds counts so far"
+
+
+def test_a_priority_is_refused_where_it_means_nothing() -> None:
+    """Under fcfs no priority but the neutral one is taken, by a refusal that names the flag; by default all are."""
+    refusal = refused(request(priority=5), World(CoreConfig(page_size=4, schedule_policy="fcfs")))
+    assert (refusal.code, refusal.field, refusal.value) == (RefusalCode.BAD_PARAMETER, "priority", 5)
+    assert "--schedule-policy" in refusal.message
+    fcfs = World(CoreConfig(page_size=4, schedule_policy="fcfs"))
+    fcfs.arrive(request(priority=0))
+    default = World()
+    default.arrive(request(priority=5))
+    assert not fcfs.refusals + default.refusals
+
+
 def test_draining_and_not_ready_and_a_degraded_journal_refuse_new_requests() -> None:
     """Each closed door has its code, and the degraded journal's opens again."""
     early = World(begin=False)
@@ -272,11 +318,11 @@ def test_every_refusal_code_is_reached() -> None:
         request(prompt=pack_i64([1] * 10), max_tokens=30),
         request(prompt=pack_i64([1] * 10), max_tokens=20),
         request(n=0),
-        request(n=2),
     ]:
         codes.add(refused(generate, tight).code)
     tight.arrive(request())
     tight.arrive(request(max_tokens=1))
+    tight.arrive(request(id="second"))
     tight.feed(inputs.Controlled(0, "drain"))
     tight.arrive(request(id="x"))
     tight.feed(inputs.EpochEnded(0, 1, "test"))
@@ -319,3 +365,14 @@ def test_content_is_compared_by_every_field() -> None:
         world.arrive(request())
         world.arrive(msgspec.structs.replace(request(), **{field: value}))
         assert world.refusals[-1].code == RefusalCode.ID_CONFLICT, field
+
+
+def test_the_front_ends_numbers_are_within_the_cores() -> None:
+    """What the HTTP table lets through in n, priority and logprobs is never refused behind it."""
+    table = TABLES["completions"]
+    highest = {name: highest_of(CoreConfig()) for name, _, _, highest_of in RANGES}
+    lowest = {name: lowest_of(CoreConfig()) for name, _, lowest_of, _ in RANGES}
+    assert {name: table[name].high for name in ("n", "priority", "logprobs")} == {
+        name: highest[name] for name in ("n", "priority", "logprobs")
+    }
+    assert table["priority"].low == lowest["priority"]

@@ -219,7 +219,7 @@ def test_ended_ids_are_kept_until_acknowledged_and_never_without_bound(monkeypat
 
 def test_priority_goes_first_and_starves_nobody_for_ever() -> None:
     """Higher priority is served earlier, equal ones in order of arrival; the bound is in request numbers."""
-    world = World(CoreConfig(page_size=4, max_running_requests=1, schedule_policy="priority"))
+    world = World(CoreConfig(page_size=4, max_running_requests=1))
     for id, priority in (("low", -1), ("a", 0), ("b", 0), ("high", 3)):
         world.send(id, 3, 1, priority=priority)
     world.run()

@@ -87,7 +87,7 @@ def test_hostile_requests_are_answered_and_nothing_else_happens(policy: str) -> 
     world.check_rest()
     codes = {refusal.code for refusal in world.refusals}
     assert codes >= {"bad_parameter", "empty_prompt", "token_out_of_range", "prompt_too_long", "id_conflict"}
-    assert world.core.gauges()["finished_total"] > 300
+    assert world.core.gauges()["finished_total"] > 250
 
 
 def test_every_byte_of_a_prompt_may_be_anything() -> None:

@@ -22,12 +22,12 @@ from tests.core.world import World, facts
 SCENES = [parked_and_shrunk, chunk_retracted, chunk_retracted_while_parked, last_row_parks]
 
 
-def overcommitted(**changes: object) -> World:
-    """Three requests whose outputs cannot all be held; the estimate lets them in. The older, the shorter and dearer."""
+def overcommitted(priorities: tuple[int, int, int] = (0, 0, 0), **changes: object) -> World:
+    """Three requests whose outputs cannot all be held; the estimate lets them in. The older, the shorter."""
     config: dict[str, object] = {"page_size": 1, "max_running_requests": 3, "max_batched_tokens": 64} | changes
     world = World(CoreConfig(**config), pages=60)  # type: ignore[arg-type]
-    for k in range(3):
-        world.send(f"r{k}", 8 + k, 20, priority=-k)
+    for k, priority in enumerate(priorities):
+        world.send(f"r{k}", 8 + k, 20, priority=priority)
     return world
 
 
@@ -45,7 +45,7 @@ def test_the_cheapest_to_redo_is_retracted_and_told_with_numbers() -> None:
     world = overcommitted()
     drive(world, lambda: bool(world.verdicts("retracted")))
     (decision,) = world.verdicts("retracted")
-    assert decision.request == 1, "the shortest, though its priority is highest: that is no matter under fcfs"
+    assert decision.request == 1, "the shortest"
     assert decision.by in (2, 3)
     assert decision.numbers["pages"] == decision.numbers["tokens"] >= 8
     assert decision.numbers["times"] == 1
@@ -55,9 +55,9 @@ def test_the_cheapest_to_redo_is_retracted_and_told_with_numbers() -> None:
     world.check_rest()
 
 
-def test_low_priority_is_retracted_first_under_the_priority_policy() -> None:
+def test_low_priority_is_retracted_first() -> None:
     """Priority comes before cost when victims are chosen."""
-    world = overcommitted(schedule_policy="priority")
+    world = overcommitted((0, -1, -2))
     drive(world, lambda: bool(world.verdicts("retracted")))
     assert world.verdicts("retracted")[0].request == 3
     world.run()

@@ -103,7 +103,7 @@ class Workload:
             min_tokens=rng.choice([0, 0, 1]) if not scoring else 0,
             stop_ids=pack_i64(rng.sample(range(97), rng.choice([0, 1] if self.pressed else [0, 1, 9]))),
             n=rng.choice([1, 1, 1, 3]),
-            priority=rng.randint(-2, 2),
+            priority=rng.randint(-2, 2) if self.world.config.schedule_policy == "priority" else 0,
             deadline_ms=rng.choice([0, 0, 0, 20]) if not self.pressed else 0,
             clip=rng.random() < 0.8,
         )
