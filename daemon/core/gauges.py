@@ -1,16 +1,12 @@
-"""Gauges: the core's state as numbers for metrics, as a tree for people, and as one digest.
+"""Gauges: the core's state as numbers for metrics and as a tree for people.
 
-Owns read-only views. Must never change anything, and no decision may read a view. Invariant: equal states have equal
-digests on every machine (canonical msgpack of integers, strings and bytes, in a fixed order).
+Owns read-only views. Must never change anything, and no decision may read a view.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from typing import Any
-
-import msgspec
 
 from daemon.core.requests import Request, State
 from daemon.core.state import CoreState
@@ -53,7 +49,7 @@ def view(core: CoreState) -> dict[str, Any]:
         "reported_seq": core.reported_seq,
         "flights": [[flight.seq, int(flight.forward), len(flight.rows)] for flight in core.flights],
         "next_request": core.next_request,
-        "frontends": list(core.frontends),
+        "frontends": sorted(core.frontend_index),
         "queue": [request.number for request in core.queue],
         "resident": core.resident.number if core.resident is not None else 0,
         "requests": [_describe(core, core.requests[number], None) for number in sorted(core.requests)],
@@ -63,27 +59,6 @@ def view(core: CoreState) -> dict[str, Any]:
         "degraded": core.degraded,
         "gauges": gauges(core),
     }
-
-
-def state_digest(core: CoreState) -> bytes:
-    """16 bytes over everything that can influence a later decision."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(msgspec.msgpack.encode(view(core)))
-    rows = core.rows
-    for column in (rows.generation, rows.request, rows.scheduled, rows.pages, rows.left, rows.output):
-        digest.update(column.tobytes())
-    for number in sorted(core.requests):
-        request = core.requests[number]
-        for part in request.kept:
-            digest.update(part)
-        if request.row >= 0:
-            digest.update(rows.newest_output(request.row).tobytes())
-            digest.update(rows.table[request.row, : rows.pages[request.row]].tobytes())
-    for (frontend, id), group in core.groups.items():
-        digest.update(msgspec.msgpack.encode([frontend, id, group.digest, group.live, sorted(group.ended)]))
-    if core.memory is not None:
-        digest.update(core.memory.chain.state_digest())
-    return digest.digest()
 
 
 def _describe(core: CoreState, request: Request, now_ns: int | None) -> dict[str, Any]:

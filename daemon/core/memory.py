@@ -28,6 +28,7 @@ class Memory:
         kinds = [band.kind for band in geometry.stages[0].bands]
         if kinds != ["full"]:
             raise InvariantBroken("core.priced_bands", f"the core prices one full-attention band, not {kinds}")
+        self.geometry = geometry
         self.page_size = geometry.page_size
         self.chain = LogicalChain(geometry, checks)
         self.capacity_pages = self.chain.most_ever()
@@ -79,6 +80,10 @@ class Memory:
         """Ask every physical chain for an opportunistic flush in the step being formed."""
         self.settle()
         self._ops.append(Flush(moves_max))
+
+    def pending_ops(self) -> list[Op]:
+        """The ops of the step being formed, so far."""
+        return list(self._ops)
 
     def seal(self, seq: int) -> tuple[list[Op], bytes]:
         """The ops of step `seq` and the chained logical digest after them; the next step starts empty."""

@@ -20,6 +20,7 @@ from allocator.errors import InvariantBroken
 from daemon.core import gauges, inputs
 from daemon.core.arrival import arrive
 from daemon.core.batching import bare_step, form
+from daemon.core.digest import state_digest
 from daemon.core.endings import end, end_all, end_group, forget
 from daemon.core.inputs import Input
 from daemon.core.limits import CoreConfig
@@ -66,7 +67,7 @@ class SchedulerCore:
 
     @property
     def frontends(self) -> list[str]:
-        """Names of front ends; outputs name them by index. Only grows."""
+        """Names of front ends; outputs name them by index. Empty where one was lost and its name given up since."""
         return self._state.frontends
 
     def feed(self, item: Input) -> Outputs:
@@ -97,7 +98,7 @@ class SchedulerCore:
 
     def state_digest(self) -> bytes:
         """16 bytes over everything that can influence a later decision."""
-        return gauges.state_digest(self._state)
+        return state_digest(self._state)
 
     # --- ends from outside ---------------------------------------------------------------------------------------
 
@@ -123,9 +124,12 @@ class SchedulerCore:
 
     def _frontend_lost(self, item: inputs.FrontEndLost, out: Outputs) -> None:
         index = self._state.frontend_index.get(item.frontend)
+        if index is None:
+            return
         for group in [group for (owner, _), group in self._state.groups.items() if owner == index]:
             end_group(self._state, group, EndReason.ABORT, "by frontend: it was lost", item.now_ns, out)
             forget(self._state, group)
+        self._state.lose_frontend(index)
 
     def _resumed(self, item: inputs.Resumed, out: Outputs) -> None:
         """Tell an ended choice's end again; a live one goes on, unless the client holds tokens that are not ours."""

@@ -23,6 +23,7 @@ from daemon.core.rows import Rows, RowTable
 from ipc.messages import ModelFacts
 
 ENDED_GROUPS_MAX = 16384  # ended ids kept for a front end that does not acknowledge them
+LOST_FRONTENDS_MAX = 1024  # names of lost front ends that are kept for the case that they come back
 SHARE_START_PPM = 500_000  # expected share of the output that running requests may still ask for
 NOBODY = np.zeros(0, np.intp)
 
@@ -80,7 +81,8 @@ class CoreState:
         self.running_max = min(config.max_running_requests, config.max_batched_tokens)
         if self.running_max < 1 or config.chunked_prefill_size < 1 or config.page_size < 1:
             raise ValueError("max_running_requests, max_batched_tokens, chunked_prefill_size and page_size start at 1")
-        self.frontends: list[str] = []
+        self.frontends: list[str] = []  # by index; empty where the name was given up
+        self.lost_frontends: dict[int, None] = {}  # indexes of lost ones whose names are kept, first lost first
         self.frontend_index: dict[str, int] = {}
         self.groups: dict[tuple[int, str], Group] = {}
         self.ended_groups: dict[tuple[int, str], Group] = {}
@@ -135,13 +137,27 @@ class CoreState:
         return sum(self.counts[state] for state in sorted(HOLDING))
 
     def intern(self, frontend: str) -> int:
-        """The front end's index, the same for all of this life."""
+        """The front end's index, the same as long as it is not lost."""
         index = self.frontend_index.get(frontend)
         if index is None:
             index = len(self.frontends)
             self.frontend_index[frontend] = index
             self.frontends.append(frontend)
+        self.lost_frontends.pop(index, None)
         return index
+
+    def lose_frontend(self, index: int) -> None:
+        """It holds nothing any more. Of the lost only so many names are kept, and no index is ever given twice.
+
+        An output that is still on its way to a lost front end so can reach nobody else.
+        """
+        self.lost_frontends.pop(index, None)
+        self.lost_frontends[index] = None
+        if len(self.lost_frontends) > LOST_FRONTENDS_MAX:
+            oldest = next(iter(self.lost_frontends))
+            del self.lost_frontends[oldest]
+            del self.frontend_index[self.frontends[oldest]]
+            self.frontends[oldest] = ""
 
     def group_of(self, frontend: str, id: str) -> Group | None:
         """The known group of this front end and id, live or ended."""

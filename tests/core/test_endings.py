@@ -205,6 +205,25 @@ def test_resume_tells_an_end_again_and_never_takes_unknown_tokens() -> None:
     world.check_rest()
 
 
+def test_lost_front_ends_leave_a_bounded_number_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest lost names are given up, one that came back is kept, and no index ever names another front end."""
+    monkeypatch.setattr("daemon.core.state.LOST_FRONTENDS_MAX", 2)
+    world = World(SMALL)
+    for k in range(5):
+        world.send("r", 3, 9)  # the world's own front end goes on
+        world.arrive(msgspec.structs.replace(world.clients["fe", "r"].generate, id="x"), frontend=f"f{k}")
+        world.feed(inputs.FrontEndLost(world.now_ns, f"f{k}"))
+        if k == 3:
+            world.arrive(msgspec.structs.replace(world.clients["fe", "r"].generate, id="y"), frontend="f2")
+    assert world.core.view()["frontends"] == ["f2", "f3", "f4", "fe"]
+    assert list(world.core.frontends) == ["fe", "", "", "f2", "f3", "f4"]
+    again = world.arrive(msgspec.structs.replace(world.clients["fe", "r"].generate, id="z"), frontend="f0")
+    assert [reply.frontend for reply in again.replies] == [6], "an index is not given twice"
+    world.run()
+    world.check_rest()
+    assert world.finished("r").reason == "length"
+
+
 def test_ended_ids_are_kept_until_acknowledged_and_never_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A front end that never acknowledges costs a bounded number of ended ids."""
     monkeypatch.setattr("daemon.core.endings.ENDED_GROUPS_MAX", 3)

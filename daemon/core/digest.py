@@ -1,0 +1,132 @@
+"""Digest: 16 bytes over everything in the core's state that can influence a later decision or message.
+
+Owns the list of what counts; a test changes every field of the state and wants another digest. Must never change
+anything. Invariant: equal states have equal digests on every machine (canonical msgpack of plain values in a fixed
+order, columns as little-endian bytes).
+
+Left out because the rest says it already: a prompt (the group's content digest covers it), a request's own sequence
+(prompt and kept output), the snapshot of the decoding rows, the free rows, and the heap of deadlines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import msgspec
+
+from allocator.columns import pack_i32, pack_i64
+from allocator.ops import canonical_bytes
+from daemon.core.requests import Group, Request, State
+from daemon.core.state import CoreState, Flight
+
+
+def state_digest(core: CoreState) -> bytes:
+    """16 bytes; states that can decide differently have different ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    encode = msgspec.msgpack.encode
+    digest.update(encode([core.config, _scalars(core), _orders(core)]))
+    for key, group in core.groups.items():
+        digest.update(encode([key, _group(group)]))
+    for number in sorted(core.requests):
+        digest.update(encode(_request(core.requests[number])))
+    for flight in core.flights:
+        digest.update(encode(_flight(flight)))
+    digest.update(core.stop_uses.tobytes())
+    for part in _rows(core):
+        digest.update(part)
+    if core.memory is not None:
+        digest.update(encode(core.memory.geometry))
+        digest.update(core.memory.chain.state_digest())
+        digest.update(canonical_bytes(core.memory.pending_ops()))
+    return digest.digest()
+
+
+def _scalars(core: CoreState) -> list[Any]:
+    return [
+        core.epoch,
+        core.seq,
+        core.reported_seq,
+        core.processed_through,
+        core.told_through,
+        core.in_flight,
+        core.next_request,
+        core.ceiling_pages,
+        core.share_ppm,
+        core.throttled_steps,
+        core.flush_moves,
+        core.busy,
+        core.blocked,
+        core.stalled_ticks,
+        core.queue_moved_ns,
+        core.admit_interval_ns,
+        core.draining,
+        core.degraded,
+        core.facts,
+        core.running_max,
+        dataclasses.astuple(core.totals),
+        [core.counts[state] for state in State],
+    ]
+
+
+def _orders(core: CoreState) -> list[Any]:
+    """Who comes first, wherever an order decides."""
+    return [
+        [request.number for request in core.queue],
+        core.resident.number if core.resident is not None else 0,
+        [request.number for request in core.parked_rows],
+        list(core.ended_groups),
+        core.frontends,
+        list(core.lost_frontends),
+    ]
+
+
+def _group(group: Group) -> list[Any]:
+    ends = sorted(group.ended.items())
+    stops = group.stop_ids.tobytes()
+    return [group.frontend, group.id, group.digest, group.accepted, stops, group.sampling, group.live, ends]
+
+
+def _request(request: Request) -> list[Any]:
+    return [
+        request.number,
+        request.group.accepted.first_request,
+        request.choice,
+        request.prompt_tokens,
+        request.max_output,
+        request.min_output,
+        request.ceiling_pages,
+        request.priority,
+        request.arrived_ns,
+        request.deadline_ns,
+        request.state,
+        request.row,
+        request.kept,
+        request.output_tokens,
+        request.target_tokens,
+        request.scheduled_tokens,
+        request.retractions,
+        request.prompt_logprobs_next,
+        request.last_wait,
+    ]
+
+
+def _flight(flight: Flight) -> list[Any]:
+    columns = [pack_i32(flight.rows), pack_i32(flight.generations), pack_i32(flight.frontends)]
+    columns += [pack_i64(flight.requests), flight.rows_column, flight.generations_column, pack_i32(flight.final)]
+    return [flight.seq, flight.forward, flight.releases, columns, flight.scored]
+
+
+def _rows(core: CoreState) -> list[bytes]:
+    """Every column whole, then what each owned row holds: its page table and its newest output."""
+    rows = core.rows
+    columns = (rows.generation, rows.request, rows.frontend, rows.scheduled, rows.covered, rows.pages, rows.left)
+    parts = [column.tobytes() for column in (*columns, rows.output, rows.decoding)]
+    parts.append(pack_i64([rows.releases]))
+    for row, owner in enumerate(rows.owners):
+        parts.append(pack_i64([owner.number if owner is not None else 0]))
+        if owner is not None:
+            parts.append(rows.newest_output(row).tobytes())
+            parts.append(rows.table[row, : rows.pages[row]].tobytes())
+    return parts
