@@ -77,10 +77,6 @@ class StoragePlan:
         """The bands as a stage's geometry lists them."""
         return [band.geometry for band in self.bands]
 
-    def token_bytes(self) -> int:
-        """Bytes of the arena that one token of full attention takes, averaged over a page and rounded up."""
-        return -(-self.bands[-1].geometry.unit_bytes // self.page_size)
-
 
 def plan_storage(layers: Sequence[Layer], page_size: int, local: Iterable[int] | None = None) -> StoragePlan:
     """Groups the parts of all `layers` into bands; the units hold those of the `local` layers (default: all).

@@ -109,10 +109,6 @@ class PhysicalChain:
         stored = self._bands[band]
         return np.zeros(virtual_ids.shape, dtype=I32) if stored is None else stored.physical(virtual_ids)
 
-    def unit_offset_bytes(self, band: int, unit: int) -> int:
-        """Where a physical unit of a band starts in the arena."""
-        return unit * self.stage.bands[band].unit_bytes
-
     def band_counts(self) -> Int32s:
         """int32[bands * 4]: live, hole, pending (vacated ones included) and beyond units of each band."""
         out = np.zeros((len(self._bands), 4), dtype=I32)

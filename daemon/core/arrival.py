@@ -215,10 +215,10 @@ def _lengths(core: CoreState, facts: ModelFacts, generate: Generate) -> Problem 
             return Problem(RefusalCode.OUTPUT_TOO_LONG, "max_tokens", text, longest - tokens, output)
         output = longest - tokens
     room = memory.capacity_pages * memory.page_size  # the newest output token needs no room of its own
-    if tokens > room:
+    if memory.never_fits(memory.pages_of(tokens)):
         text = f"the prompt has {tokens} tokens, the empty memory holds {room}"
         return Problem(RefusalCode.NEVER_FITS, "prompt", text, room, tokens)
-    if tokens + output - 1 > room:
+    if memory.never_fits(memory.ceiling_pages(tokens, output)):
         if not may_cut:
             text = f"{tokens} prompt tokens and max_tokens {output} pass the {room} tokens the empty memory holds"
             return Problem(RefusalCode.NEVER_FITS, "max_tokens", text, room + 1 - tokens, output)
@@ -227,7 +227,7 @@ def _lengths(core: CoreState, facts: ModelFacts, generate: Generate) -> Problem 
         text = f"min_tokens {generate.min_tokens} is above the {output} output tokens that are allowed"
         return _bad("min_tokens", text, output, generate.min_tokens)
     ceiling = memory.ceiling_pages(tokens, output)
-    assert ceiling <= memory.capacity_pages, "an accepted request fits the empty arena"
+    assert not memory.never_fits(ceiling), "an accepted request fits the empty arena"
     return Plan(prompt, np.unique(i64(generate.stop_ids)), output, ceiling)
 
 

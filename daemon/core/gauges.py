@@ -31,6 +31,8 @@ def gauges(core: CoreState) -> dict[str, int]:
         numbers["capacity_pages"] = core.memory.capacity_pages
         for band, units in zip(core.memory.chain.bands, core.memory.chain.live_units(), strict=True):
             numbers[f"live_units_{band.name}"] = units
+        for band, units in zip(core.memory.chain.bands, core.memory.chain.free_estimate(), strict=True):
+            numbers[f"free_units_{band.name}"] = units
     numbers.update({f"{name}_total": count for name, count in dataclasses.asdict(core.totals).items()})
     return numbers
 

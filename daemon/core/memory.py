@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from allocator.capacity import CapacityRefusal
-from allocator.checks import Checks
+from allocator.checks import WARN, Checks
 from allocator.columns import Int32s
 from allocator.demand import Purpose, RequestSizes, request_demand
 from allocator.errors import InvariantBroken
@@ -52,6 +52,10 @@ class Memory:
     def deciding(self) -> AbstractContextManager[None]:
         """Marks the planning of a step: nothing in it may read an estimate."""
         return self.chain.decision()
+
+    def never_fits(self, pages: int) -> bool:
+        """Not even an empty arena holds so many pages."""
+        return self.chain.never_fits((pages,)) is not None
 
     def refusal(self, pages: int) -> CapacityRefusal | None:
         """Why `pages` more do not fit now, or None. Changes nothing that can be seen."""
@@ -95,6 +99,13 @@ class Memory:
         """Live units per band, in chain order, with everything given back."""
         self.settle()
         return self.chain.live_units()
+
+    def check_idle(self) -> None:
+        """With nothing live: a recount, and nothing is held; raises InvariantBroken. Not at invariant level 0."""
+        self.settle()
+        if self.chain.checks.level >= WARN:
+            self.chain.check()
+            self.chain.check_idle()
 
     def settle(self) -> None:
         """Tell the chain what was given back; every input ends with it, so that no later look can change the ops."""

@@ -80,10 +80,6 @@ class SchedulerCore:
         out.due_ns = self._due_ns(item.now_ns)
         return out
 
-    def known(self, frontend: str, id: str) -> bool:
-        """Whether a request of this id is live, or ended and not acknowledged."""
-        return self._state.group_of(frontend, id) is not None
-
     def gauges(self) -> dict[str, int]:
         """Counters and gauges by name."""
         return gauges.gauges(self._state)

@@ -212,6 +212,8 @@ class CoreState:
 
     def check_empty(self) -> None:
         """After the last request ended nothing may be held; raises InvariantBroken with what is left."""
+        if self.memory is not None:
+            self.memory.check_idle()
         left = {
             "rows": self.rows.used_count,
             "decoding": int(np.count_nonzero(self.rows.decoding)),

@@ -26,7 +26,7 @@ def refused(generate: Generate, world: World | None = None) -> Any:
     out = world.arrive(generate)
     assert [reply.message for reply in out.replies] == world.refusals[-1:]
     assert world.core.gauges()["live"] == 0
-    assert not world.core.known("fe", generate.id)
+    assert not world.knows("fe", generate.id)
     assert [decision.verdict for decision in out.decisions] == ["refused"]
     assert out.decisions[0].reason == world.refusals[-1].code
     return world.refusals[-1]
@@ -302,7 +302,7 @@ def test_the_same_id_with_other_content_is_refused() -> None:
     assert len(world.refusals) == 1
     world.run()
     world.feed(inputs.Acknowledged(world.now_ns, "fe", ["r"]))
-    assert not world.core.known("fe", "r")
+    assert not world.knows("fe", "r")
     world.arrive(request(max_tokens=6))
     assert len(world.refusals) == 1
 

@@ -82,8 +82,8 @@ def test_a_lost_front_end_loses_its_requests_only() -> None:
         world.arrive(msgspec.structs.replace(world.clients["fe", "mine"].generate, id=f"x{k}"), frontend="gone")
     world.tick()
     world.feed(inputs.FrontEndLost(world.now_ns, "gone"))
-    assert not any(world.core.known("gone", f"x{k}") for k in range(4))
-    assert world.core.known("fe", "mine")
+    assert not any(world.knows("gone", f"x{k}") for k in range(4))
+    assert world.knows("fe", "mine")
     world.feed(inputs.FrontEndLost(world.now_ns, "never seen"))
     world.run()
     world.check_rest()
@@ -231,9 +231,9 @@ def test_ended_ids_are_kept_until_acknowledged_and_never_without_bound(monkeypat
     for k in range(6):
         world.send(f"r{k}", 3, 1)
         world.feed(inputs.Acknowledged(0, "fe", [f"r{k}"]))
-        assert world.core.known("fe", f"r{k}"), "a live id is not forgotten"
+        assert world.knows("fe", f"r{k}"), "a live id is not forgotten"
     world.run()
-    assert [k for k in range(6) if world.core.known("fe", f"r{k}")] == [3, 4, 5]
+    assert [k for k in range(6) if world.knows("fe", f"r{k}")] == [3, 4, 5]
 
 
 def test_priority_goes_first_and_starves_nobody_for_ever() -> None:
@@ -268,6 +268,8 @@ def test_views_tell_stage_age_and_what_is_waited_for() -> None:
     running = world.core.request_view(1)
     assert running is not None
     assert running["pages"] == 2
+    gauges = world.core.gauges()
+    assert gauges["free_units_full"] == gauges["capacity_pages"] - gauges["live_units_full"] > 0
     world.run()
     assert world.core.request_view(3) is None
     assert world.core.view()["requests"] == []

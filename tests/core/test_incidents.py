@@ -8,14 +8,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from allocator.columns import i64
+from allocator.checks import OFF, STRICT, WARN, Checks
+from allocator.columns import i64, pack_i64
+from allocator.errors import InvariantBroken
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory
-from ipc.messages import EXPLICIT
+from daemon.core.scheduler import SchedulerCore
+from ipc.messages import EXPLICIT, Generate, Sampling
 from tests.core.scenes import drive, last_row_parks, parked_and_shrunk, stage
 from tests.core.workload import Workload
-from tests.core.world import World
+from tests.core.world import World, facts, geometry
 
 
 def test_incident_1_a_resident_chunk_parks_when_nothing_is_free() -> None:
@@ -210,3 +213,32 @@ def test_incident_22_a_wait_for_memory_says_whose() -> None:
     assert {"stage", "band", "pages_short"} <= set(parked.verdicts("parked")[0].numbers)
     world.run()
     world.check_rest()
+
+
+@pytest.mark.parametrize("level", [OFF, WARN, STRICT])
+def test_a_leak_is_found_when_nothing_is_live(level: int) -> None:
+    """A page that stays live although the counts say nothing is held: the recount at idle names it, but at level 0."""
+    core = SchedulerCore(CoreConfig(page_size=4), Checks(level))
+    core.feed(inputs.EpochBegan(0, 1, geometry(8), facts()))
+    core.feed(inputs.Arrived(0, "fe", Generate("r", pack_i64([1, 2, 3]), Sampling(), max_tokens=4), 1))
+    memory = core._state.memory
+    assert memory is not None
+    memory.take(1)
+    memory.chain.counts[0] = 0
+    core.feed(inputs.Aborted(0, "fe", "r", "client"))
+    if level == OFF:
+        assert [decision.verdict for decision in core.feed(inputs.Ticked(0)).decisions] == ["idle"]
+        return
+    with pytest.raises(InvariantBroken, match="counts 0 units, its ids do not"):
+        core.feed(inputs.Ticked(0))
+
+
+def test_what_is_still_held_at_idle_is_named() -> None:
+    """A leak that is counted is told with its band and ids."""
+    core = SchedulerCore(CoreConfig(page_size=4))
+    core.feed(inputs.EpochBegan(0, 1, geometry(8), facts()))
+    memory = core._state.memory
+    assert memory is not None
+    memory.take(2)
+    with pytest.raises(InvariantBroken, match="band full still holds 2 units: 1, 2"):
+        core.feed(inputs.EpochEnded(0, 1, "test"))

@@ -81,7 +81,7 @@ class Workload:
             world.feed(inputs.FinishAsked(world.now_ns, frontend, generate.id, choice, tokens))
         elif action == "acknowledge":
             world.feed(inputs.Acknowledged(world.now_ns, frontend, [generate.id, "nobody"]))
-        elif (frontend, generate.id) in world.clients and world.core.known(frontend, generate.id):
+        elif (frontend, generate.id) in world.clients and world.knows(frontend, generate.id):
             world.arrive(generate, frontend)
 
     def _arrive(self) -> None:

@@ -390,6 +390,10 @@ class World:
 
     # --- checks ----------------------------------------------------------------------------------------------------
 
+    def knows(self, frontend: str, id: str) -> bool:
+        """Whether the core keeps this id: live, or ended and not acknowledged."""
+        return self.core._state.group_of(frontend, id) is not None
+
     def verdicts(self, verdict: str) -> list[Decided]:
         """All decisions of one verdict so far."""
         return [decision for decision in self.decisions if decision.verdict == verdict]
