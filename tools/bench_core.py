@@ -2,7 +2,8 @@
 
 Owns the measurement of core, logical chain, step construction, encoding and journal (to a real file) on steady decode
 with overlap. Must never measure anything else in between: reports are prepared before the clock starts. One iteration
-is `feed(Reported)` + `feed(Ticked)`; the journal's part is append of inputs, decisions and step plus the one flush.
+is `feed(Reported)` + `feed(Ticked)`; the journal's part is append of one rank's digests, inputs, decisions and step, and
+the one flush.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
 from journal.opening import open_journal
-from journal.records import DECISION_VERSION, SCHEMA_VERSION, Kind, Opened
+from journal.records import DECISION_VERSION, SCHEMA_VERSION, Digested, Kind, Opened
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings, JournalWriter
 
@@ -92,6 +93,7 @@ class BenchWorld:
     def measure(self) -> tuple[int, int]:
         """One iteration: nanoseconds of core with encoding, and of the journal."""
         report, ticked = self.next_report(), Ticked(self.now_ns)
+        digests = [Digested(1, report.seq, 0, 0, *(self.random.bytes(16) for _ in range(3)))]
         begin = time.perf_counter_ns()
         first = self.core.feed(report)
         second = self.core.feed(ticked)
@@ -99,6 +101,7 @@ class BenchWorld:
         payload = self.encoder.encode(second.step)
         fed = time.perf_counter_ns()
         journal = self.journal
+        journal.append_all(digests)
         journal.append(report)
         journal.append(ticked)
         for decision in first.decisions + second.decisions:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tools.bench_core import main
+from journal.reader import read_records
+from journal.records import Kind
+from journal.storage import DiskStorage
+from tools.bench_core import main, measure
 
 
 def test_bench_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +27,11 @@ def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json a table for people."""
     assert main(["--running", "2", "--steps", "5"]) == 0
     assert "running" in capsys.readouterr().out
+
+
+def test_bench_writes_what_a_daemon_writes(tmp_path: Path) -> None:
+    """The journal that is measured holds all records of an iteration: digests, report, tick and step, in this order."""
+    measure(2, 10, tmp_path)
+    kinds = [record.kind for record in read_records(DiskStorage(tmp_path))]
+    assert kinds[-4:] == [Kind.DIGESTED, Kind.REPORTED, Kind.TICKED, Kind.STEPPED]
+    assert kinds.count(Kind.DIGESTED) == kinds.count(Kind.REPORTED) >= 10
