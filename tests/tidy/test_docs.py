@@ -15,7 +15,7 @@ from tools import docs
 from tools.bench import BENCHMARKS
 from tools.cli import COMMANDS
 
-PAGES = ("README.md", "MAP.md", "CHANGELOG.md", "docs/life_of_a_request.md", "docs/rules.md")
+PAGES = ("README.md", "MAP.md", "CHANGELOG.md", "docs/life_of_a_request.md", "docs/rules.md", "docs/daemon.md")
 
 
 def page(name: str) -> str:
@@ -149,7 +149,7 @@ def test_the_changelog_knows_this_version() -> None:
 
 def test_every_page_has_one_title() -> None:
     """One H1 per document, on its first line."""
-    for name in (*PAGES, "docs/api.md"):
+    for name in (*PAGES, "docs/api.md", "docs/settings.md", "docs/journal_format.md"):
         text = re.sub(r"^```.*?^```", "", page(name), flags=re.S | re.M)
         assert re.findall(r"^# ", text, re.M) == ["# "], name
         assert text.startswith("# "), name
