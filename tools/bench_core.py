@@ -2,8 +2,8 @@
 
 Owns the measurement of core, logical chain, step construction, encoding and journal (to a real file) on steady decode
 with overlap. Must never measure anything else in between: reports are prepared before the clock starts. One iteration
-is `feed(Reported)` + `feed(Ticked)`; the journal's part is append of one rank's digests, inputs, decisions and step, and
-the one flush.
+is `feed(Reported)` + `feed(Ticked)`; the journal's part is append of a rank's digests, the inputs, decisions and the
+step, and the one flush.
 """
 
 from __future__ import annotations
