@@ -264,6 +264,7 @@ class Daemon:
                 nursery.start_soon(self._supervise, name, task)
             await self._ended.wait()
             await self._finish()
+            self.observer.catch_up()
             nursery.cancel_scope.cancel()
 
     async def _supervise(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
@@ -347,6 +348,7 @@ class Daemon:
             self._log.error("CrashFile", path=str(path))
 
     def _salvage(self, why: str) -> None:
+        self.observer.catch_up()
         try:
             self.engine.salvage(why)
         except Exception as second:

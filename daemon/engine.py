@@ -217,6 +217,25 @@ class Engine:
         now_ns = self._clock.now_ns()
         seen = Iteration(now_ns)
         steps: list[tuple[Step, bytes]] = []
+        try:
+            self._take(items, now_ns, seen, steps)
+        except Exception:  # what was said before the failure stands in the journal, so clients and the log get it too
+            await self._write(seen)
+            self._deliver(seen)
+            await self._observed.send(seen)
+            raise
+        fed_ns = self._clock.now_ns()
+        await self._write(seen)
+        seen.core_ns, seen.flush_ns = fed_ns - now_ns, self._clock.now_ns() - fed_ns
+        for step, data in steps:
+            self._results.expect(step)
+            self._ranks.send_step(step, data)
+        self._deliver(seen)
+        self._hint(bool(steps))
+        await self._observed.send(seen)
+
+    def _take(self, items: list[Taken], now_ns: int, seen: Iteration, steps: list[tuple[Step, bytes]]) -> None:
+        """Append and feed everything, then tick if it is time to."""
         for item in items:
             if isinstance(item, Digested):
                 self._writer.append(item)
@@ -226,17 +245,12 @@ class Engine:
                 self._feed(item, seen, steps)
         if self._wants_tick or (self._due_ns is not None and now_ns >= self._due_ns):
             self._feed(Ticked(now_ns), seen, steps)
-        fed_ns = self._clock.now_ns()
-        await self._write(seen)
-        seen.core_ns, seen.flush_ns = fed_ns - now_ns, self._clock.now_ns() - fed_ns
-        for step, data in steps:
-            self._results.expect(step)
-            self._ranks.send_step(step, data)
+
+    def _deliver(self, seen: Iteration) -> None:
+        """Tokens and replies of a written iteration to the gateway."""
         for outputs in seen.outputs:
             if outputs.tokens is not None or outputs.replies:
                 self._gateway.deliver(outputs, seen.sequence)
-        self._hint(bool(steps))
-        await self._observed.send(seen)
 
     def _take_collated(self, item: Collated, seen: Iteration, steps: list[tuple[Step, bytes]]) -> None:
         """The digests of a step stand in the journal in front of the report that they vouch for."""
@@ -248,14 +262,13 @@ class Engine:
         self._feed(item.reported, seen, steps)
 
     def _feed(self, item: Input, seen: Iteration, steps: list[tuple[Step, bytes]]) -> None:
-        """Append an input, feed it, append what it led to; raises CoreFailed with the inputs so far written."""
+        """Append an input, feed it, append what it led to; raises CoreFailed."""
         if isinstance(item, EpochBegan):
             self.epoch, self.sent_seq, self.reported_seq = item.epoch, 0, 0
         self._writer.append(item)
         try:
             outputs = self.core.feed(item)
         except Exception as error:
-            self._writer.flush()
             raise CoreFailed(item, error) from error
         self._writer.append_all(outputs.decisions)
         if outputs.step is not None:
@@ -318,5 +331,6 @@ class Engine:
         try:
             self._writer.flush()
         finally:  # a client must learn that its request is over even when the disk cannot
-            for outputs in seen.outputs:
-                self._gateway.deliver(outputs, self._writer.last_sequence)
+            seen.sequence = self._writer.last_sequence
+            self._deliver(seen)
+            self._observed.send_nowait(seen)  # the caller has made room

@@ -64,6 +64,15 @@ class Observer:
         async for iteration in self._observed:
             self.take(iteration)
 
+    def catch_up(self) -> None:
+        """Take in what waits, at once: before the end, when there may be no other turn."""
+        while True:
+            try:
+                iteration = self._observed.receive_nowait()
+            except (trio.WouldBlock, trio.EndOfChannel):
+                return
+            self.take(iteration)
+
     def take(self, iteration: Iteration) -> None:
         """Take one iteration in; never raises."""
         try:

@@ -138,6 +138,7 @@ async def test_a_core_that_raises_gives_every_client_its_end(tmp_path: Path) -> 
     assert {outcome.end for outcome in outcomes} == {"fault"}
     assert scene.kinds().count(Kind.EPOCH_ENDED) == 1
     assert (scene.run_dir.logs / "crash-engine.txt").exists()
+    assert [line["reason"] for line in scene.log.events("Finished")] == ["fault"] * 4, "one canonical line each"
 
 
 @pytest.mark.e2e

@@ -126,20 +126,41 @@ async def test_a_due_time_ticks_once_it_is_reached(autojump_clock: trio.testing.
 
 
 async def test_a_core_that_raises_leaves_its_inputs_on_disk() -> None:
-    """The input that the core failed on and all before it are written; nothing of the iteration was sent."""
+    """The input that the core failed on and all before it are written; no step of the iteration was sent."""
 
     def fail(item: Any) -> Outputs:
         raise AssertionError("broken")
 
-    bench = Bench(script({inputs.Controlled: fail, Acknowledged: lambda _: Outputs(replies=[ACCEPTED])}))
+    bench = Bench(script({inputs.Controlled: fail, Acknowledged: lambda _: Outputs(step=step(1))}))
     with pytest.raises(CoreFailed, match=r"Controlled.*broken") as caught:
         await bench.engine.iterate([BEGAN, acknowledged(), Controlled(4, "drain")])
     assert caught.value.code == Exit.INTERNAL
-    assert kinds(bench) == [Kind.EPOCH_BEGAN, Kind.ACKNOWLEDGED, Kind.CONTROLLED]
-    assert "deliver" not in bench.names()
+    assert kinds(bench) == [Kind.EPOCH_BEGAN, Kind.ACKNOWLEDGED, Kind.STEPPED, Kind.CONTROLLED]
+    assert "step" not in bench.names()
     bench.engine.salvage("broken")
     assert isinstance(bench.core.fed[-1], EpochEnded)
     assert kinds(bench)[-1] == Kind.EPOCH_ENDED, "the end of the epoch is recorded where that still works"
+
+
+async def test_what_was_said_before_the_core_failed_is_told() -> None:
+    """An end that stands in the journal reaches the gateway and the observer, in front of what the salvage ends."""
+    ended = Reply(0, Finished("a", 0, 1, "abort", "", 1, 0))
+    lost = Reply(0, Finished("b", 0, 2, "fault", "", 1, 0))
+    table = {Acknowledged: lambda _: Outputs(replies=[ended]), EpochEnded: lambda _: Outputs(replies=[lost])}
+
+    def answer(item: Input) -> Outputs:
+        assert not isinstance(item, Controlled), "broken"
+        return script(table)(item)
+
+    bench = Bench(answer)
+    with pytest.raises(CoreFailed):
+        await bench.engine.iterate([BEGAN, acknowledged(), Controlled(4, "drain")])
+    assert bench.names() == ["write", "written", "deliver"], "told once it is written"
+    bench.engine.salvage("broken")
+    told = [reply for name, value in bench.events if name == "deliver" for reply in value[0].replies]
+    assert told == [ended, lost]
+    bench.engine._observed.close()
+    assert [reply async for seen in bench.observed for reply in seen.replies()] == [ended, lost]
 
 
 async def test_one_failed_write_costs_nothing() -> None:
