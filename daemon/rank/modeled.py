@@ -171,7 +171,7 @@ class ModeledRunner:
         tokens[stops] = options.eos_id
         table = batch.sampling
         for at, row in enumerate(batch.rows[batch.sampled].tolist()):
-            if row in table.banned and ends[at] < table.ban_before[row]:
+            if ends[at] < table.ban_before[row]:
                 banned = set(table.banned[row].tolist())
                 while int(tokens[at]) in banned:
                     tokens[at] = (int(tokens[at]) + 1) % options.vocab_size

@@ -58,7 +58,7 @@ class SamplingTable:
         self.frequency[row] = sampling.frequency_penalty
         self.seed[row] = (sampling.seed or 0) & _SEED_MASK
         self.choice[row] = item.choice
-        self.ban_before[row] = item.ban_before
+        self.ban_before[row] = item.ban_before if item.banned else 0
         self.logprobs[row] = sampling.logprobs
         self.prompt_logprobs[row] = sampling.prompt_logprobs
         neutral = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator.columns import f32, i32, i64, pack_i64
 from daemon.rank.noise import row_keys
@@ -183,6 +186,57 @@ def test_bans_hold_until_their_position(temperature: float) -> None:
     logits[0, 7], logits[0, 9] = 60.0, 50.0
     assert not {draw(table, logits, at)[0] for at in range(20)} & {7, 9}
     assert draw(table, logits, 20) == [7]
+
+
+class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps every new tensor of a vocabulary's size or more that operators make, but for those in `known`'s storage."""
+
+    def __init__(self, known: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept = [known]
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.numel() >= VOCAB:
+            storages = {one.untyped_storage().data_ptr() for one in self.kept}
+            if out.untyped_storage().data_ptr() not in storages:
+                self.kept.append(out)
+                self.elements += out.numel()
+        return out
+
+
+@pytest.mark.parametrize("banned_rows", [1, 3])
+def test_bans_cost_only_while_and_where_they_hold(banned_rows: int) -> None:
+    """Below `ban_before` the banned rows alone are copied; from there on nothing is, and no row's logits change."""
+    table = table_of(*[Sampling(temperature=0.0, seed=1)] * 16)
+    for row in range(banned_rows):
+        table.put(RowSampling(row, 0, Sampling(temperature=0.0, seed=1), 0, ban_before=20, banned=pack_i64([7])))
+    logits = random_logits(16)
+    logits[:, 7] = 90.0
+    before = logits.clone()
+    with Made(logits) as held:
+        assert draw(table, logits, 19).count(7) == 16 - banned_rows
+    with Made(logits) as over:
+        assert draw(table, logits, 20) == [7] * 16
+    assert (held.elements, over.elements) == (banned_rows * VOCAB, 0)
+    assert torch.equal(logits, before)
+
+
+def test_histories_of_rows_that_are_gone_are_dropped() -> None:
+    """A row that samples in a new generation, with penalties or without, leaves no history of the old one behind."""
+    penalized = Sampling(temperature=0.0, seed=0, presence_penalty=2.0)
+    table = table_of(penalized, penalized)
+    sampler = Sampler(VOCAB, CPU, draw_on_host)
+    rows, positions = np.arange(2, dtype=np.int32), np.array([3, 3])
+    sampler.sample(random_logits(2), rows, np.zeros(2, dtype=np.int32), positions, table)
+    left = [weakref.ref(history.counts) for history in sampler._histories.values()]
+    table.reset(rows)
+    table.put(RowSampling(0, 1, Sampling(temperature=0.0, seed=0), 0))
+    table.put(RowSampling(1, 1, penalized, 0))
+    sampler.sample(random_logits(2), rows, np.ones(2, dtype=np.int32), positions, table)
+    assert [one() for one in left] == [None, None]
+    assert list(sampler._histories) == [1]
 
 
 def test_log_probabilities_are_of_the_raw_logits() -> None:
