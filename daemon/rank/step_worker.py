@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from allocator.checks import Checks
+from allocator.checks import WARN, Checks
 from allocator.columns import pack_i32, pack_i64
 from allocator.logical.mirror import LogicalMirror
 from allocator.physical.chain import PhysicalChain
@@ -58,6 +58,7 @@ class StepWorker:
         self._sampled = SAMPLED_START  # chained; only the last stage samples
         self._samples = stage == len(geometry.stages) - 1
         self._seq = 0
+        self._newest_forward = 0
         self.diverged_at = 0  # first seq whose logical digest was not the daemon's; 0: none
 
     def launch(self, step: Step) -> InFlight:
@@ -85,7 +86,19 @@ class StepWorker:
             self.runner.device.record_forward(step.seq)
             written = self.rows.written_pages(step.forward, self._page_size)
             self.chain.launched(step.seq, {self._owner_band: written})
+            self._newest_forward = step.seq
+        elif step.processed_through == self._newest_forward:
+            self._check_idle()
         return InFlight(step, logical, layout, bands, batch, launched, start_ns)
+
+    def _check_idle(self) -> None:
+        """With no forward in flight, and nothing live by the ops: the layout is recounted and must hold nothing.
+
+        By the mirror's count, not the layout's own, so that a unit lost here is found. Raises InvariantBroken; not at
+        invariant level 0.
+        """
+        if self.chain.checks.level >= WARN and not any(self.mirror.live_units()):
+            self.chain.check_idle()
 
     def finish(self, flight: InFlight) -> Report:
         """The report of a launched step, waiting for its tokens."""

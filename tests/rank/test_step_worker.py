@@ -105,6 +105,54 @@ def test_a_different_logical_digest_is_reported() -> None:
     assert driver.worker.diverged_at == 2
 
 
+def ended_row(level: int) -> Driver:
+    """A driver whose only row has ended; its free is in no step yet."""
+    driver = Driver(settings(invariants=level))
+    driver.generate(0, [40, 41, 42, 43, 44], 3)
+    return driver
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_unit_lost_by_the_layout_is_found_at_idle(level: int) -> None:
+    """The first step with nothing live and nothing in flight recounts the layout, and says what leaked."""
+    driver = ended_row(level)
+    driver.step([])  # nothing is wrong: no fault
+    driver = ended_row(level)
+    step = driver.make([])
+    forgets = driver.worker.chain.apply
+    driver.worker.chain.apply = lambda ops: forgets([])  # type: ignore[method-assign]
+    with pytest.raises(InvariantBroken, match="2 units live, 0 pending at idle"):
+        driver.worker.launch(step)
+
+
+def test_a_damaged_count_is_found_at_idle_only() -> None:
+    """While something is live the default level does not recount; the first idle step does."""
+    driver = Driver(settings(invariants=1))
+    driver.start(0)
+    driver.step([(0, [40, 41], True)])
+    driver.worker.chain._stored[0].live += 1
+    driver.step([(0, None, True)])
+    driver.step([])
+    driver.end(0)
+    with pytest.raises(InvariantBroken, match="byte_conservation"):
+        driver.step([])
+
+
+def test_idle_is_not_checked_while_a_forward_is_in_flight() -> None:
+    """Units that pend behind a forward that is not processed are no leak."""
+    driver = ended_row(1)
+    driver.worker.launch(driver.make([], processed=driver.newest_forward - 1))
+    driver.step([])
+
+
+def test_no_idle_check_at_level_0() -> None:
+    """Level 0 recounts nothing."""
+    driver = ended_row(0)
+    forgets = driver.worker.chain.apply
+    driver.worker.chain.apply = lambda ops: forgets([])  # type: ignore[method-assign]
+    driver.step([])
+
+
 def test_an_op_that_cannot_be_stops_the_rank() -> None:
     """Taking a live id breaks an invariant, loudly."""
     driver = Driver(settings())
