@@ -31,8 +31,6 @@ POLL_S = 0.0002
 class CudaDevice:
     """Orders the two streams by events."""
 
-    name = "cuda"
-
     def __init__(self) -> None:
         self.forward = torch.cuda.Stream()
         self.schedule = torch.cuda.Stream()

@@ -14,8 +14,6 @@ from daemon.rank.errors import StepRefused
 class Device(Protocol):
     """Orders the schedule stream (zero, copy) against the forward stream."""
 
-    name: str
-
     def wait_forward(self, seq: int) -> None:
         """Order following schedule work behind the end of forward `seq`."""
 
@@ -31,8 +29,6 @@ class Device(Protocol):
 
 class ImmediateDevice:
     """A host device: a call returns when its work is done, so waits only check that they name a launched forward."""
-
-    name = "cpu"
 
     def __init__(self) -> None:
         self._newest = 0
