@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -148,7 +149,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"rows": rows}))
         return 0
-    table = Table(title="core + logical chain + step + encoding, and journal to a file, per iteration of steady decode")
+    title = "core + logical chain + step + encoding, and journal to a file, per iteration of steady decode"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         table.add_column(name, justify="right")
     for row in rows:

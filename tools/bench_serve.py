@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import trio
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -26,10 +27,10 @@ from tools.own_server import OwnServer, ServerFailed
 from tools.reference import Reference
 
 COLUMNS = (
-    ("concurrency", "concurrency"),
-    ("requests", "requests"),
-    ("errors", "errors"),
-    ("output_tok_s", "output tok/s"),
+    ("concurrency", "conc."),
+    ("requests", "reqs"),
+    ("errors", "err."),
+    ("output_tok_s", "tok/s"),
     ("ttft_ms_p50", "TTFT p50 ms"),
     ("ttft_ms_p99", "p99"),
     ("itl_ms_p50", "ITL p50 ms"),
@@ -148,9 +149,10 @@ def all_rounds(load: Load, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]], load: Load) -> Table:
     """The rows for a person."""
-    made = Table(title=f"{load.url}  {load.model}  {load.prompt_tokens} tokens in, {load.output_tokens} out")
-    for _, title in COLUMNS:
-        made.add_column(title, justify="right")
+    title = f"{load.url}  {load.model}  {load.prompt_tokens} tokens in, {load.output_tokens} out"
+    made = Table(title=title, caption="tok/s: output tokens per second", box=SIMPLE_HEAD, pad_edge=False)
+    for _, heading in COLUMNS:
+        made.add_column(heading, justify="right")
     for row in rows:
         cells = [row.get(key) for key, _ in COLUMNS]
         made.add_row(
