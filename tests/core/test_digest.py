@@ -14,7 +14,7 @@ from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.requests import Request, State
 from daemon.core.state import CoreState
-from ipc.messages import Sampling
+from ipc.messages import Generate, Sampling
 from tests.core.world import World
 
 CONFIG = CoreConfig(page_size=4, max_running_requests=4, max_batched_tokens=8, chunked_prefill_size=8)
@@ -31,10 +31,12 @@ SAID_ELSEWHERE = {
 
 
 def waiting(priority: int = 0, deadline_ms: int = 10, seed: int = 1, after_ms: int = 0) -> World:
-    """One request waits; nothing was scheduled."""
+    """One request waits, with a seed that the daemon drew; nothing was scheduled."""
     world = World(CONFIG)
     world.now_ns += after_ms * MS
-    world.send("r", 3, 4, priority=priority, deadline_ms=deadline_ms, sampling=Sampling(seed=seed))
+    prompt = np.arange(3, dtype=np.int64).tobytes()
+    generate = Generate("r", prompt, Sampling(), max_tokens=4, priority=priority, deadline_ms=deadline_ms)
+    world.arrive(generate, seed=seed)
     return world
 
 
