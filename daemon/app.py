@@ -56,7 +56,7 @@ from ipc.handshake import Limits
 from ipc.messages import Report
 from journal.errors import JournalFailed
 from journal.opening import Recovered
-from journal.records import DECISION_VERSION, SCHEMA_VERSION, Opened
+from journal.records import DECISION_VERSION, SCHEMA_VERSION, Opened, Readied
 from journal.writer import JournalWriter
 
 EPOCH = 1  # one epoch a life: a lost rank ends the daemon
@@ -301,9 +301,12 @@ class Daemon:
             epoch: Epoch = await nursery.start(self.ranks.run, EPOCH)
             self.results.collator = Collator(EPOCH, self.ranks.ranks)
             self._geometry = epoch.geometry
-            self.engine.order(EpochBegan(self.clock.now_ns(), epoch.number, epoch.geometry, epoch.facts))
+            now_ns = self.clock.now_ns()
+            for (stage, rank), rank_versions in epoch.versions.items():
+                self.engine.order(Readied(now_ns, epoch.number, stage, rank, rank_versions))
+            self.engine.order(EpochBegan(now_ns, epoch.number, epoch.geometry, epoch.facts))
             self.gateway.open(epoch.facts)
-            self._log.info("EpochBegan", epoch=epoch.number, model=epoch.facts.name, versions=epoch.versions)
+            self._log.info("EpochBegan", epoch=epoch.number, model=epoch.facts.name)
 
     async def _signals(self, signals: Any) -> None:
         """The first signal is an order, each further one makes it faster."""

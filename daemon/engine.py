@@ -26,12 +26,12 @@ from daemon.mailbox import ITERATION_INPUTS_MAX, BandCounts, BecameIdle, Collate
 from ipc.messages import Accepted, Step
 from journal import records
 from journal.errors import JournalFailed
-from journal.records import Closed, Digested, Kind
+from journal.records import Closed, Digested, Kind, Readied
 from journal.writer import JournalWriter
 
 FINISH_WAIT_S = 2.0  # how long an ordered end waits for the reports of steps in flight
 
-Taken = Input | Collated | Digested
+Taken = Input | Collated | Digested | Readied
 
 
 class Core(Protocol):
@@ -237,7 +237,7 @@ class Engine:
     def _take(self, items: list[Taken], now_ns: int, seen: Iteration, steps: list[tuple[Step, bytes]]) -> None:
         """Append and feed everything, then tick if it is time to."""
         for item in items:
-            if isinstance(item, Digested):
+            if isinstance(item, Digested | Readied):
                 self._writer.append(item)
             elif isinstance(item, Collated):
                 self._take_collated(item, seen, steps)

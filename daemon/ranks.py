@@ -64,7 +64,7 @@ class Epoch:
     number: int
     geometry: Geometry
     facts: ModelFacts
-    versions: dict[str, str]
+    versions: dict[RankId, dict[str, str]]
 
 
 def rank_settings(settings: Settings) -> RankSettings:
@@ -158,7 +158,7 @@ class RankSupervisor:
             what = f"was not ready within --boot-timeout {self._settings.boot_timeout_s:g} s"
             raise RankLost(missing[0], f"{what}; see its log in {self._run_dir.logs}", Exit.BOOT)
         geometry, facts = agree(self._ready, self._settings.page_size)
-        versions = self._ready[self.ranks[0]].versions
+        versions = {rank: self._ready[rank].versions for rank in self.ranks}
         self._server.broadcast(Begin(epoch, geometry))
         self._heard = dict.fromkeys(self.ranks, trio.current_time())
         return Epoch(epoch, geometry, facts, versions)

@@ -42,6 +42,19 @@ class Digested(msgspec.Struct, tag=True, array_like=True, frozen=True):
     sampled: bytes
 
 
+class Readied(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A rank was ready for an epoch: builds, device, dtype and threads that its numbers depend on, by name.
+
+    It helps to understand a run; nothing that decides reads it.
+    """
+
+    now_ns: int
+    epoch: int
+    stage: int
+    rank: int
+    versions: dict[str, str]
+
+
 class Snapshotted(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A snapshot file is complete: its name, size and digest, and the last sequence it covers."""
 
@@ -83,6 +96,7 @@ class Kind(IntEnum):
     STEPPED = 64
     DECIDED = 65
     DIGESTED = 96
+    READIED = 97
     SNAPSHOTTED = 112
     CLOSED = 127
 
@@ -108,6 +122,7 @@ PAYLOADS: dict[Kind, type[msgspec.Struct]] = {
     Kind.STEPPED: Step,
     Kind.DECIDED: outputs.Decided,
     Kind.DIGESTED: Digested,
+    Kind.READIED: Readied,
     Kind.SNAPSHOTTED: Snapshotted,
     Kind.CLOSED: Closed,
 }
@@ -117,7 +132,7 @@ assert set(PAYLOADS) == set(Kind), "a record kind without a payload"
 KIND_OF: dict[type[msgspec.Struct], Kind] = {payload: kind for kind, payload in PAYLOADS.items()}
 
 # Records that replay and recovery can do without: a reader that does not know their kind passes over them.
-MAY_SKIP = frozenset({Kind.DIGESTED, Kind.SNAPSHOTTED})
+MAY_SKIP = frozenset({Kind.DIGESTED, Kind.READIED, Kind.SNAPSHOTTED})
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(payload) for kind, payload in PAYLOADS.items()}

@@ -163,6 +163,7 @@ class Replay:
             Kind.DECIDED: self._decided,
             Kind.STEPPED: self._stepped,
             Kind.DIGESTED: self._digested,
+            Kind.READIED: lambda record: None,  # which builds and threads the ranks have decides nothing
             Kind.SNAPSHOTTED: self._snapshotted,
             Kind.CLOSED: self._closed_life,
         }

@@ -66,7 +66,11 @@ async def test_X7_the_drain_timeout_ends_what_is_left(tmp_path: Path) -> None:
         assert await daemon.code() == Exit.CLEAN
     assert {(outcome.end, outcome.detail) for outcome in outcomes} == {("drained", "the drain timeout passed")}
     assert 0.6 < took < 5
-    closed = list(read_records(DiskStorage(tmp_path / "run" / "journal")))[-1].decode()
+    written = list(read_records(DiskStorage(tmp_path / "run" / "journal")))
+    readied = next(record for record in written if record.kind == Kind.READIED)
+    assert readied.decode().versions["numpy"], "what the rank runs on is on record"
+    assert readied.sequence < next(record.sequence for record in written if record.kind == Kind.EPOCH_BEGAN)
+    closed = written[-1].decode()
     assert isinstance(closed, Closed)
     assert closed.totals["failed_total"] + closed.totals["aborted_total"] + closed.totals["finished_total"] == 4
 
