@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allocator.geometry import Geometry
+from allocator.geometry import Geometry, StageGeometry
 from daemon.rank.arena import ArenaBytes
 from daemon.rank.backend import open_backend
 from daemon.rank.batch import Batch, check_tokens
@@ -30,6 +30,7 @@ from daemon.rank.sampler import Sampler
 from daemon.rank.sizes import Sized, budget_bytes, plan_and_size
 from daemon.rank.threads import choose_threads
 from daemon.rank.wanted import LogprobReports, Wanted, wanted_positions
+from daemon.rank.warm_up import warm_up
 from ipc.messages import RankSettings
 
 OPTIONS = {"model_impl": "auto", "device": "auto"}
@@ -60,7 +61,7 @@ class TorchRunner:
         self._last = torch.zeros(settings.max_running_requests, dtype=torch.int64, device=self._backend.torch_device)
 
     def prepare(self) -> Prepared:
-        """Load the weights, choose dtype and threads, size the arena."""
+        """Load the weights, choose dtype and threads, size the arena, warm up."""
         settings = self._settings
         self._files = read_files(Path(settings.model_path), settings.model_name, settings.max_model_len)
         device = self._backend.torch_device
@@ -71,6 +72,9 @@ class TorchRunner:
         budget = budget_bytes(settings, self._backend.free_bytes())
         self._sized = plan_and_size(self._model.shapes, settings, facts.max_model_len, budget)
         sizing = self._sized.sizing
+        tokens_max = min(facts.max_model_len, settings.max_batched_tokens)
+        warm_up(self._open_arena, self.launch, sizing.geometry, settings.page_size, tokens_max)
+        self._last.zero_()
         versions = {
             "torch": str(torch.__version__),
             "transformers": importlib.metadata.version("transformers"),
@@ -85,9 +89,12 @@ class TorchRunner:
         return self._settings.options.get(name, OPTIONS[name])
 
     def begin(self, geometry: Geometry, stage: int) -> None:
-        """Allocate the arena and its typed views."""
+        """Allocate the arena of the agreed geometry and its typed views."""
+        self._open_arena(geometry.stages[stage])
+
+    def _open_arena(self, stage: StageGeometry) -> None:
         backend, model = self._backend, self._model
-        self.arena, data = backend.allocate(geometry.stages[stage])
+        self.arena, data = backend.allocate(stage)
         views = layer_views(data, self._sized.plan, len(model.shapes), model.dtype)
         self._attention = backend.attention(views)
         self._sampler = Sampler(self._files.vocab_size, backend.torch_device, backend.draw)
