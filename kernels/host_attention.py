@@ -6,9 +6,10 @@ per step; `attend` is called by every layer. Formula, per row r and head h, with
 
     out[t, h] = sum_j softmax_j(scale * <q[t, h], k[j, h // group]>) v[j, h // group],   j <= position(t)
 
-Measured on two cores (AVX-512, bf16 instructions): gathering pages costs a tenth of the attention; in float32 the fused
-kernel is best with a group's heads as query rows; in bfloat16 it is slow for single queries, where one dense product
-per row with the queries spread over a block diagonal is 2-3 times faster, as long as there are few K/V heads.
+Pages are gathered, because torch's fused kernel takes contiguous keys. It gets the heads of a group as query rows, so
+each key is read once per group. In bfloat16 with single queries that kernel makes small products, one per K/V head; one
+dense product per row, with the queries spread over a block diagonal, replaces them where K/V heads are few and the work
+is large enough. `bandmaster bench model --dtype ...` measures whole steps; set SPREAD_COST_MIN high to compare.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 GROUP_TOKENS_MAX = 1 << 16  # most padded key positions gathered at once: bounds the memory of a step
 PADDING_MAX = 1.25  # split decode rows by length when padding to the longest costs more than this
 SPREAD_KV_HEADS_MAX = 4  # block-diagonal products waste a factor of the number of K/V heads
-SPREAD_COST_MIN = 900  # padded keys plus ROW_COST per row, below which the fused kernel is faster
+SPREAD_COST_MIN = 900  # padded keys plus ROW_COST per row, below which the fused kernel is used
 ROW_COST = 64
 QUERY_TILE = 128  # prefill queries per call: keys after a tile's last query are not read
 

@@ -20,7 +20,7 @@ from daemon.frontend.prepare import Model
 from daemon.frontend.tokenizer import Tokenizer
 from ipc.messages import Answer, Generate, Welcome
 
-TOKENIZE_INLINE_BYTES = 16 * 1024  # a larger body is prepared in a thread: about 5 ms of tokenization
+TOKENIZE_INLINE_BYTES = 16 * 1024  # a larger body is prepared in a thread: its tokenization would hold up other streams
 PREPARE_THREADS = 4
 RETRY_AFTER_MS = 1000
 

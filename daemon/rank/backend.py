@@ -103,7 +103,7 @@ class HostBackend:
 def host_bytes(size_bytes: int) -> Bytes8s:
     """Zeroed uint8[size_bytes] of the system's own pages, in huge ones where it has them, taken when first touched.
 
-    Touching gigabytes at boot would take seconds; in huge pages the first touch costs a quarter.
+    Nothing is touched at boot, which would take as long as writing the whole arena; huge pages need fewer touches.
     """
     region = mmap.mmap(-1, size_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):

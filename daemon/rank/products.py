@@ -1,8 +1,8 @@
 """Products with fixed weights, in the layout that this machine multiplies fastest.
 
-Owns the packed weights of a CPU model. oneDNN's packed layouts halve the time of a bfloat16 product at every batch size
-seen here (same bits), and run float32 2-3 times as fast as the default library on AMD. Where torch has no such
-operator, or on a GPU, the plain product is used. Invariant: packing changes speed, not meaning.
+Owns the packed weights of a CPU model. oneDNN reorders a plain weight within each product; packed once at load, it is
+read as it lies. Where torch has no such operator, or on a GPU, the plain product is used. `bandmaster bench model` has
+`transformers`, whose products are plain, beside ours. Invariant: packing changes speed, not meaning.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How many threads torch computes with on a CPU: measured on the model's own shapes at boot, or fixed.
 
 Owns the measurement. Must be called in the thread that runs the forwards: the count belongs to it. One core is left to
-the daemon and the front ends: threads that wait for each other lose far more to a busy core than they gain (seen on two
-cores: 14 ms a step with one thread, 14 with two when quiet, 197 with two beside one busy process).
+the daemon and the front ends: the threads of one product wait for each other, so one that shares its core with a busy
+process holds up all of them (`bandmaster bench model --threads N` beside such a process shows it on a machine).
 """
 
 from __future__ import annotations
