@@ -77,7 +77,7 @@ class SchedulerCore:
         if self._state.memory is not None:
             self._state.memory.settle()
         out.wants_tick = self._wants_tick()
-        out.due_ns = self._due_ns(item.now_ns)
+        out.due_ns = self._due_ns()
         return out
 
     def gauges(self) -> dict[str, int]:
@@ -235,6 +235,7 @@ class SchedulerCore:
             core.stalled_ticks = 0
             return
         core.stalled_ticks += 1
+        core.stall_retry_ns = now_ns + STALL_RETRY_NS
         if core.stalled_ticks == core.config.stall_steps:
             core.totals.stalls += 1
             assert core.memory is not None, "only an epoch stalls"
@@ -274,12 +275,11 @@ class SchedulerCore:
             return not core.in_flight and (self._owes_step() or core.stalled_ticks < core.config.stall_steps)
         return bool(len(core.queue) or core.resident is not None or len(core.rows.decode_batch()))
 
-    def _due_ns(self, now_ns: int) -> int | None:
+    def _due_ns(self) -> int | None:
         core = self._state
         due = core.due_ns() if core.deadlines else None
         if core.stalled_ticks >= core.config.stall_steps:
-            retry = now_ns + STALL_RETRY_NS
-            return retry if due is None else min(due, retry)
+            return core.stall_retry_ns if due is None else min(due, core.stall_retry_ns)
         return due
 
 

@@ -118,6 +118,7 @@ class CoreState:
         self.busy = False  # something happened since the last idle step
         self.blocked = False  # the last tick could schedule nothing and nothing has changed since
         self.stalled_ticks = 0
+        self.stall_retry_ns = 0  # a second behind the tick that was counted last; when to ask for a tick, no decision
         self.queue_moved_ns = 0  # the newest admission, or when the queue got its first request, if that was later
         self.admit_interval_ns = 0  # mean time between admissions while requests waited
 

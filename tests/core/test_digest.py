@@ -22,7 +22,8 @@ MS = 1_000_000
 
 # What the digest leaves out, and where the same is said again.
 SAID_ELSEWHERE = {
-    "core": {"config", "groups", "requests", "memory", "rows", "flights", "frontend_index", "deadlines", "queue"},
+    "core": {"config", "groups", "requests", "memory", "rows", "flights", "frontend_index", "deadlines", "queue"}
+    | {"stall_retry_ns"},  # when the shell is asked for a tick; the tick decides, not this
     "group": {"prompt"},
     "request": {"group", "sequence"},
     "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batch"},

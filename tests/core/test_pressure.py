@@ -308,6 +308,9 @@ def test_a_livelock_is_detected_and_reported_once(monkeypatch: pytest.MonkeyPatc
     out = world.tick()
     assert out.due_ns == world.now_ns + 1_000_000_000, "it is tried again later"
     assert not out.wants_tick
+    world.now_ns += 400_000_000
+    later = world.send("third", 3, 9)
+    assert later.due_ns == out.due_ns, "inputs do not put it off"
     chain.refuse = False
     world.tick()
     world.run()
