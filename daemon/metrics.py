@@ -22,8 +22,9 @@ BAND_STATES = ("live", "hole", "pending", "beyond")
 
 # Gauges of the core and the metric each is shown as.
 CORE_GAUGES = {
-    "running": ("num_requests_running", "requests that have a row and decode"),
-    "waiting": ("num_requests_waiting", "requests in the queue"),
+    "scheduled": ("num_requests_running", "requests that have a row, prefilling ones included"),
+    "running": ("num_requests_decoding", "requests whose prompt is covered"),
+    "waiting": ("num_requests_waiting", "requests in the queue, which have no row"),
     "prefilling": ("num_requests_prefilling", "requests whose prompt is being computed"),
     "parked": ("num_requests_parked", "requests that hold memory and make no progress at the moment"),
     "in_flight": ("num_steps_in_flight", "forwards sent and not reported"),
@@ -79,8 +80,9 @@ class Metrics:
 
     def set_core(self, gauges: Mapping[str, int]) -> None:
         """Take over the core's gauges and totals."""
+        shown = {"scheduled": gauges.get("running", 0) + gauges.get("prefilling", 0), **gauges}
         for name, gauge in self._gauges.items():
-            gauge.set(gauges.get(name, 0))
+            gauge.set(shown.get(name, 0))
         for name, counter in self._totals.items():
             now = gauges.get(name, 0)
             counter.inc(max(0, now - self._told[name]))

@@ -137,8 +137,12 @@ def test_totals_follow_the_core() -> None:
     """Counters take the core's totals over; gauges its present values."""
     scene = Scene()
     scene.metrics.set_core({"running": 3, "output_tokens_total": 10, "retractions_total": 1})
-    scene.metrics.set_core({"running": 1, "output_tokens_total": 25, "retractions_total": 1})
-    assert scene.value("num_requests_running") == 1
+    scene.metrics.set_core(
+        {"running": 1, "prefilling": 1, "waiting": 4, "output_tokens_total": 25, "retractions_total": 1}
+    )
+    assert scene.value("num_requests_running") == 2, "as in vLLM, prefilling ones included"
+    assert scene.value("num_requests_decoding") == 1
+    assert scene.value("num_requests_waiting") == 4
     assert scene.value("generation_tokens_total") == 25
     assert scene.value("num_preemptions_total") == 1
     scene.metrics.set_bands({"full": (5, 2, 1, 92)})

@@ -39,7 +39,7 @@ async def with_streams(
 
         for index in range(streams):
             nursery.start_soon(one, index)
-        await eventually_async(lambda: gauge(server, "num_requests_running") == streams, "all streams decode")
+        await eventually_async(lambda: gauge(server, "num_requests_decoding") == streams, "all streams decode")
         await trio.to_thread.run_sync(act)
     return outcomes, family
 

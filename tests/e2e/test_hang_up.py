@@ -66,7 +66,7 @@ async def test_hang_ups_give_everything_back(slow: OwnServer, tmp_path: Path) ->
                     body = completion(tokens, prompt=prompt, seed=index)
                     nursery.start_soon(stream_until, http, body, hang_up, seen)
                 reached = {
-                    "decode": lambda: gauge(slow, "num_requests_running") == DECODES,
+                    "decode": lambda: gauge(slow, "num_requests_decoding") == DECODES,
                     "prefill": lambda: gauge(slow, "num_requests_prefilling") > 0,
                     "queue": lambda waiting=waiting: gauge(slow, "num_requests_waiting") >= waiting,
                 }[stage]
