@@ -131,7 +131,7 @@ class DaemonClient:
         self._unanswered = 0
         self._streams: dict[str, RequestStream] = {}
         self._choices: dict[int, Choice] = {}
-        self._orphans: dict[str, int] = {}  # id -> choices that have not ended: lost streams of this life
+        self._orphans: dict[str, int] = {}  # id -> choices that have not ended: lost streams of this life, bounded by what may be live
         self._ended: list[str] = []  # ids to acknowledge
         self._questions: dict[int, _Question] = {}
         self._next_ticket = PING_TICKET + 1
@@ -320,14 +320,20 @@ class DaemonClient:
         reason = connection.ended or "this front end is stopping"
         self._connection = None
         self._note(reason)
-        self.stats["lost"] += 1
+        self.stats["lost"] += bool(connection.ended)
         if self._log is not None:
-            self._log.warning("daemon_lost", endpoint=self.endpoint, reason=reason, streams=len(self._streams))
+            told = {"endpoint": self.endpoint, "reason": reason, "streams": len(self._streams)}
+            if connection.ended:
+                self._log.warning("daemon_lost", **told)
+            else:
+                self._log.info("daemon_left", **told)
         streams, self._streams, self._choices = list(self._streams.values()), {}, {}
         for stream in streams:
             if stream.left:
                 self._orphans[stream.id] = stream.left
                 stream.lose(reason)
+        while len(self._orphans) > connection.limits.requests_per_frontend_max:  # no more can be live; the oldest go
+            del self._orphans[next(iter(self._orphans))]
         for question in self._questions.values():
             question.lost = reason
             question.done.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,17 +289,29 @@ async def test_abort_and_finish_at_let_the_stream_go_on_to_its_end(endpoint: str
         await client_is_quiet(daemon, client)
 
 
+class LevelLog:
+    """Keeps level and event of every line."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def __getattr__(self, level: str) -> Any:
+        return lambda event, **_: self.lines.append((level, event))
+
+
 async def test_leaving_the_client_aborts_what_is_open_and_ends_its_readers(endpoint: str) -> None:
     """When the front end stops, the daemon hears of every open request."""
     with trio.fail_after(10):
         async with fake_daemon(endpoint) as daemon, trio.open_nursery() as nursery:
-            async with DaemonClient(endpoint, "fe") as client:
+            log = LevelLog()
+            async with DaemonClient(endpoint, "fe", log=log) as client:
                 await client.wait_connected(5)
                 reasons: list[str] = []
                 nursery.start_soon(read_to_the_end, client, "a", trio.Event(), reasons)
                 await accept(daemon, 1)
             assert await daemon.got.receive() == Abort("a")
             assert reasons == ["this front end is stopping"]
+            assert log.lines == [("info", "daemon_connected"), ("info", "daemon_left")], "no loss, no warning"
 
 
 # --- questions -------------------------------------------------------------------------------------------------------
@@ -386,6 +399,22 @@ async def test_after_a_break_the_client_returns_and_aborts_what_it_lost(endpoint
         assert await daemon.got.receive() == Abort("a")
         await daemon.send(finished("a", 1, reason="abort"))
         assert await daemon.got.receive() == Acknowledge(["a"])
+
+
+async def test_what_is_to_be_aborted_later_is_bounded(endpoint: str) -> None:
+    """Of the requests lost with a connection at most as many are aborted on the next as one front end may have live."""
+    limits = Limits(requests_per_frontend_max=2)
+    with trio.fail_after(20):
+        async with fake_daemon(endpoint, limits=limits) as daemon, DaemonClient(endpoint, "fe") as client:
+            await client.wait_connected(5)
+            async with trio.open_nursery() as nursery:
+                for number, id_ in enumerate("abc"):
+                    nursery.start_soon(read_to_the_end, client, id_, trio.Event(), [])
+                    await accept(daemon, number)
+                await daemon.send(Rejected("not_connected", "who are you?"))
+            await client.wait_connected(5)
+            assert [await daemon.got.receive() for _ in range(2)] == [Abort("b"), Abort("c")]
+            await client_is_quiet(daemon, client)
 
 
 async def test_after_a_restart_of_the_daemon_old_requests_are_not_mentioned(endpoint: str) -> None:
