@@ -46,9 +46,16 @@ def trimmed(tokens: Sequence[int], eos_ids: Sequence[int]) -> list[int]:
 
 
 def judge(
-    reference: Reference, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int], tie: float
+    reference: Reference,
+    prompt: Sequence[int],
+    ours: Sequence[int],
+    theirs: Sequence[int],
+    tie: float,
+    *,
+    limit: int,
+    finish_reason: str,
 ) -> Judgement:
-    """Compare one output with the reference's."""
+    """Compare one output with the reference's; `limit` tokens were asked for, and ours ended by `finish_reason`."""
     if trimmed(ours, reference.eos_ids) == trimmed(theirs, reference.eos_ids):
         return Judgement("equal")
     if not ours:
@@ -63,6 +70,11 @@ def judge(
             notes.append({"position": position, "token": ours[position], "margin": margin})
     if not notes and len(ours) != len(theirs):
         return Judgement("different", why=f"{len(ours)} output tokens, the reference has {len(theirs)}")
+    if len(ours) < limit and ours[-1] not in reference.eos_ids:
+        ends = [reference.margins(prompt, [*ours, eos])[-1] for eos in reference.eos_ids]
+        if finish_reason != "stop" or min(ends, default=tie + 1) > tie:
+            why = f"{len(ours)} of {limit} output tokens, ended by {finish_reason or 'nothing'} where no end token ties"
+            return Judgement("different", notes, why)
     return Judgement("flip", notes)
 
 
@@ -121,7 +133,15 @@ def compare(load: Load, directory: Path, cases: Sequence[Case], together: int, t
             if result.error:
                 judged = Judgement("different", why=result.error)
             else:
-                judged = judge(reference, prompt, result.token_ids, theirs, tie)
+                judged = judge(
+                    reference,
+                    prompt,
+                    result.token_ids,
+                    theirs,
+                    tie,
+                    limit=load.output_tokens,
+                    finish_reason=result.finish_reason,
+                )
             rows.append(
                 {
                     "prompt": case.name,

@@ -19,9 +19,12 @@ class FixedReference:
     def __init__(self, margins: Sequence[float]) -> None:
         self.eos_ids = [EOS]
         self._margins = list(margins)
+        self.end_margin = 0.0
 
     def margins(self, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
-        """The margins given, one per output token."""
+        """The margins given, one per output token; `end_margin` of an end token that stands behind them."""
+        if len(output) == len(self._margins) + 1 and output[-1] == EOS:
+            return [*self._margins, self.end_margin]
         assert len(self._margins) == len(output)
         return self._margins
 
@@ -40,10 +43,47 @@ class FixedReference:
 )
 def test_each_judgement(ours: list[int], margins: list[float], verdict: str) -> None:
     """Ties up to the limit are flips and are listed; everything beyond, and a short output, is a difference."""
-    judged = judge(FixedReference(margins), [1], ours, THEIRS, 1e-4)  # type: ignore[arg-type]
+    judged = judge(
+        FixedReference(margins),  # type: ignore[arg-type]
+        [1],
+        ours,
+        THEIRS,
+        1e-4,
+        limit=3,
+        finish_reason="length",
+    )
     assert judged.verdict == verdict
     if verdict == "flip":
         assert judged.notes == [{"position": 1, "token": 99, "margin": 5e-5}]
+    assert bool(judged.why) is (verdict == "different")
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "end_margin", "limit", "verdict"),
+    [
+        ("length", 0.0, 3, "flip"),
+        ("length", 0.0, 4, "different"),
+        ("", 0.0, 4, "different"),
+        ("stop", 5e-5, 4, "flip"),
+        ("stop", 0.5, 4, "different"),
+    ],
+)
+def test_an_output_that_ends_early_behind_a_tie(
+    finish_reason: str, end_margin: float, limit: int, verdict: str
+) -> None:
+    """Below the limit only an end token that is the reference's choice too excuses the end."""
+    reference = FixedReference([0.0, 5e-5, 0.0])
+    reference.end_margin = end_margin
+    judged = judge(
+        reference,  # type: ignore[arg-type]
+        [1],
+        [10, 99, 98],
+        THEIRS,
+        1e-4,
+        limit=limit,
+        finish_reason=finish_reason,
+    )
+    assert judged.verdict == verdict
     assert bool(judged.why) is (verdict == "different")
 
 
