@@ -71,7 +71,12 @@ class Settings:
     )
     served_model_name: str = _row("text", "", "the model's name in the API; empty: taken from the model", ALL)
     dtype: str = _row(
-        "choice", "auto", "arithmetic and storage type", SERVER, choices=("auto", "float32", "bfloat16", "float16")
+        "choice",
+        "auto",
+        "arithmetic and storage type; auto: on a CPU bfloat16 where it has instructions for it, whatever the "
+        "checkpoint's, else float32; on a GPU the checkpoint's half precision, else bfloat16",
+        SERVER,
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int = _row(
         "int",
