@@ -368,6 +368,9 @@ class Daemon:
 
     async def _close_in_order(self) -> None:
         if self._failure is None:
+            # `Closed` promises that all before it is on disk: recovery takes damage before it for corruption.
+            with trio.CancelScope(shield=True):  # also when hurried: without `Closed` the end would be no clean one
+                await trio.to_thread.run_sync(self._writer.sync)
             self.engine.close(self.engine.ending)
         await trio.to_thread.run_sync(self._writer.sync)
         self.gateway.durable(self._writer.synced_through)

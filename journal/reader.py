@@ -218,10 +218,14 @@ class Walk:
         behind = list(frame.sound_frames(data, bad.offset + 1, expected))
         assert all(found.offset > bad.offset for found in behind), "sound frames before the damage"
         promised = any(found.synced_through >= expected for found in behind)
-        case = Case(Condition(bad.condition), last=last, sound_behind=bool(behind), promised=promised)
+        closed = any(found.kind == Kind.CLOSED for found in behind)
+        case = Case(
+            Condition(bad.condition), last=last, sound_behind=bool(behind), promised=promised, closed_behind=closed
+        )
         what = bad.what
         if behind:
-            what += f"; sound again at byte {behind[0].offset}, sequence {behind[0].sequence}"
+            what += f"; sound through sequence {expected - 1}, and again at byte {behind[0].offset}, "
+            what += f"sequence {behind[0].sequence} to {behind[-1].sequence}"
         self._find(case, here.name, bad.offset, what)
         return behind[0] if behind and self.tolerant else None
 

@@ -5,8 +5,9 @@ acts on the verdicts. Invariants: the first row that matches decides; every case
 is ever cut, and only where nothing that was known on disk can be lost.
 
 A frame says how far the journal was known on disk when it was appended. A sound frame behind the damage that was
-appended after the damaged place had been synced (`promised`) proves corruption. If none was, the damage is a write
-that the machine lost before it was synced, out of order with later ones, and what lies behind it was not synced either.
+appended after the damaged place had been synced (`promised`) proves corruption, and so does a sound `Closed`, which is
+written when everything before it is on disk. If there is neither, the damage is a write that the machine lost before it
+was synced, out of order with later ones, and what lies behind it was not synced either.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Case:
     last: bool = False  # in the last segment of the journal
     sound_behind: bool = False  # a whole, plausible frame follows
     promised: bool = False  # ... and was appended after this place had been synced
+    closed_behind: bool = False  # ... and one that follows is `Closed`, which is written last, behind a sync
     may_skip: bool = False  # the frame's own flag
 
 
@@ -65,13 +67,14 @@ class Row:
     last: bool | None = None
     sound_behind: bool | None = None
     promised: bool | None = None
+    closed_behind: bool | None = None
     may_skip: bool | None = None
 
     def matches(self, case: Case) -> bool:
         """Whether this row is about the case."""
         if case.condition not in self.conditions:
             return False
-        facts = ("last", "sound_behind", "promised", "may_skip")
+        facts = ("last", "sound_behind", "promised", "closed_behind", "may_skip")
         return all(getattr(self, fact) in (None, getattr(case, fact)) for fact in facts)
 
 
@@ -116,6 +119,15 @@ TABLE: tuple[Row, ...] = (
         promised=True,
     ),
     Row(
+        "closed_damaged",
+        DAMAGE,
+        Decision.REFUSE,
+        "damage in a life that was closed in order: its last record, written behind a sync of the rest, is sound",
+        last=True,
+        sound_behind=True,
+        closed_behind=True,
+    ),
+    Row(
         "lost_write",
         DAMAGE,
         Decision.CUT_TORN,
@@ -150,7 +162,7 @@ assert all(row.last for row in TABLE if row.decision is Decision.CUT_TORN), "onl
 
 def judge(case: Case) -> Row:
     """The first row of the table that is about the case."""
-    assert case.sound_behind or not case.promised, "a promise is known from sound frames only"
+    assert case.sound_behind or not (case.promised or case.closed_behind), "only sound frames promise, or close"
     for row in TABLE:
         if row.matches(case):
             return row

@@ -4,6 +4,7 @@
 
 Reads every segment and lists everything of the recovery table that it meets, with what is sound on both sides. Exit
 code 0: sound (a torn tail, which opening cuts, included); 1: damage that opening refuses; 2: no journal there.
+Bytes that an earlier opening cut off and kept beside (`.cut`) are named, not checked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from journal.errors import JournalError
+from journal.opening import CUT_SUFFIX
 from journal.reader import Walk
 from journal.records import Kind
 from journal.recovery import Decision
@@ -29,7 +31,7 @@ USAGE = 2
 
 
 def verify(directory: str) -> dict[str, Any]:
-    """The findings as plain values: `sound`, `records`, `kinds`, `first_sequence`, `last_sequence`, `findings`."""
+    """Plain values: `sound`, `records`, `kinds`, `first_sequence`, `last_sequence`, `findings`, `cut`."""
     storage = open_directory(directory)
     walk = Walk(storage, tolerant=True)
     kinds: Counter[str] = Counter()
@@ -61,6 +63,7 @@ def verify(directory: str) -> dict[str, Any]:
         "synced_through": walk.at.synced_through,
         "closed": walk.at.closed,
         "findings": findings,
+        "cut": sorted(name for name in storage.names() if name.endswith(CUT_SUFFIX)),
     }
 
 
@@ -73,6 +76,8 @@ def _show(result: dict[str, Any]) -> None:
             columns = (found["decision"], found["rule"], found["file"], str(found["offset"]), str(found["sequence"]))
             table.add_row(*columns, what)
         console.print(table)
+    for name in result["cut"]:
+        console.print(f"kept beside: {name}, bytes that an opening cut off a torn tail", soft_wrap=True)
     ended = "closed in order" if result["closed"] else "not closed: still written, or cut off"
     console.print(
         f"{'sound' if result['sound'] else 'DAMAGED'}: {result['records']} records, sequence "

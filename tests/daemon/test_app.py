@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from daemon.exits import DaemonError, Exit
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
 from ipc.client import DaemonClient
+from journal import segment
+from journal.frame import Frame
 from journal.opening import open_journal
 from journal.reader import read_records
 from journal.records import Kind
@@ -159,3 +163,31 @@ def test_the_cause_of_a_group_is_the_error_with_a_code() -> None:
     first = ValueError("x")
     assert root_cause(ExceptionGroup("a", [ExceptionGroup("b", [first]), OSError()])) is first
     assert root_cause(first) is first
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("signals", [1, 3])
+async def test_closed_is_written_when_all_before_it_is_on_disk(tmp_path: Path, signals: int) -> None:
+    """The frame of `Closed` itself says that the record before was synced, also at an end that was hurried."""
+    scene = Scene(tmp_path)
+    code: list[Exit] = []
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery, connected_client(scene) as client:
+
+            async def serve() -> None:
+                code.append(await scene.daemon.run(scene.recovered))
+
+            nursery.start_soon(serve)
+            await client.wait_connected(PATIENCE_S)
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+    assert code == [Exit.CLEAN]
+    (name,) = (name for name in scene.storage.names() if name.endswith(".kvj"))
+    found = list(segment.frames(scene.storage.read(name), 0))
+    assert isinstance(found[-1], Frame)
+    assert found[-1].kind == Kind.CLOSED
+    assert found[-1].synced_through == found[-1].sequence - 1
+
+
+def connected_client(scene: Scene) -> DaemonClient:
+    return DaemonClient(f"ipc://{scene.run_dir.path}/front.sock", "fe", lost_after_s=3)

@@ -14,7 +14,7 @@ from journal.reader import Record, read_records
 from journal.records import Kind
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings
-from tests.journal.helpers import ID
+from tests.journal.helpers import ID, opened
 from tests.journal.modeled_disk import ModeledDisk
 from tests.journal.world import World
 from tools import replay, verify
@@ -92,6 +92,20 @@ def test_until_shows_the_state(journal: Path, capsys: pytest.CaptureFixture[str]
     assert [bands[0]["band"] for bands in state["stages"]] == ["full", "full"]
     assert state["core"]["gauges"]["live"] == len(state["core"]["requests"])
     assert state["stages"][0][0]["live"] > 0
+
+
+def test_verify_names_what_was_cut(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes that an opening kept beside are named, as text and as JSON; the journal is sound."""
+    last = max((journal / "journal").glob("*.kvj"))
+    last.write_bytes(last.read_bytes() + bytes(5))
+    writer, _ = open_journal(DiskStorage(journal / "journal"), JournalSettings(), ID)
+    writer.append_encoded(Kind.OPENED, records.encode(opened()))
+    writer.close()
+    (kept,) = (journal / "journal").glob("*.cut")
+    assert verify.main([str(journal)]) == 0
+    assert f"kept beside: {kept.name}" in capsys.readouterr().out
+    assert verify.main([str(journal), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cut"] == [kept.name]
 
 
 def test_verify_reads_only_checksums(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:

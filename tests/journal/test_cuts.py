@@ -122,7 +122,7 @@ def test_refusal_says_what_is_sound() -> None:
         begin(disk_of({name: bytes(data)}))
     assert (caught.value.rule, caught.value.file, caught.value.offset) == ("bad_inside", name, third.offset)
     assert caught.value.sequence == 3
-    assert f"sound again at byte {third.end}, sequence 4" in str(caught.value)  # type: ignore[union-attr]
+    assert f"sound through sequence 2, and again at byte {third.end}, sequence 4 to 5" in str(caught.value)  # type: ignore[union-attr]
 
 
 def test_interrupted_repair_can_be_repeated() -> None:

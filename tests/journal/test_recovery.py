@@ -97,6 +97,16 @@ def flip(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
 
 
+def closed_life() -> Files:
+    """One segment of a closed life, as short as its records: nothing in it says what was synced before."""
+    disk = ModeledDisk()
+    writer = start(disk)
+    tick(writer, 3)
+    writer.append(closed())
+    writer.flush()
+    return files_of(disk)
+
+
 def closed_with_more() -> Files:
     disk = ModeledDisk()
     writer = start(disk)
@@ -130,6 +140,7 @@ CASES: dict[str, Callable[[], Files]] = {
     "short_payload": lambda: with_last(single(), ONE, lambda data: data[:-8]),
     "bad_tail": lambda: with_last(single(), ONE, lambda data: flip(data, len(data) - 20)),
     "bad_inside": lambda: with_last(single(synced=True), ONE, lambda data: flip(data, offsets(data)[3] + 30)),
+    "closed_damaged": lambda: with_last(closed_life(), ONE, lambda data: flip(data, offsets(data)[3] + 30)),
     "lost_write": lambda: with_last(single(), ONE, lambda data: flip(data, offsets(data)[3] + 30)),
     "link_mismatch": lambda: with_last(single(), ONE, lambda data: reframed(data, 6, prev_crc=1)),
     "sequence_gap": lambda: with_last(single(), ONE, lambda data: reframed(data, 6, sequence=7)),
@@ -176,14 +187,15 @@ def test_row(label: str) -> None:
 
 def test_every_case_has_a_row() -> None:
     """No combination of facts that can be met is without a verdict, and only the last segment is ever cut."""
-    for condition, last, behind, promised, skip in product(Condition, *[(False, True)] * 4):
-        if promised and not behind:
+    for condition, last, behind, promised, shut, skip in product(Condition, *[(False, True)] * 5):
+        if (promised or shut) and not behind:
             continue
-        case = Case(condition, last, behind, promised, skip)
+        case = Case(condition, last, behind, promised, shut, skip)
         row = judge(case)
         if row.decision is Decision.CUT_TORN:
             assert last
             assert not promised
+            assert not shut
             assert condition in DAMAGE
 
 
@@ -216,11 +228,34 @@ def segment_header_bytes(data: bytes) -> int:
     return found.end
 
 
+def test_every_byte_of_a_closed_life_counts() -> None:
+    """A changed byte before a sound `Closed` is refused, with place and what is sound on both sides; no byte is cut."""
+    files = closed_life()
+    data = files[ONE]
+    records_at, last = offsets(data)[1], offsets(data)[-1]
+    for at in range(len(data)):
+        disk = ModeledDisk()
+        changed = flip(data, at)
+        disk.files = {ONE: Inode(bytearray(changed), changed)}
+        if at >= last:
+            _, recovered = begin(disk, life="next")
+            assert recovered.last_sequence == 4
+            continue
+        with pytest.raises(JournalDamaged, match=rf"{ONE} at byte \d+, sequence \d+: ") as caught:
+            begin(disk)
+        assert caught.value.offset <= at
+        if at >= records_at:
+            sound = rf"sound through sequence {caught.value.sequence - 1}, and again at byte \d+, sequence \d to 5"
+            assert re.search(sound, str(caught.value))
+        assert files_of(disk) == {ONE: changed}
+
+
 def test_case_facts_decide() -> None:
     """The same damage is cut or refused by one fact: whether records behind it prove that it was on disk."""
     torn = Case(Condition.BAD_FRAME, last=True, sound_behind=True)
     assert judge(torn).label == "lost_write"
     assert judge(replace(torn, promised=True)).label == "bad_inside"
+    assert judge(replace(torn, closed_behind=True)).label == "closed_damaged"
     assert judge(replace(torn, last=False)).label == "damaged_inside"
 
 
