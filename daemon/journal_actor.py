@@ -1,9 +1,9 @@
 """Journal actor: the task that makes written records durable, off the loop.
 
 Owns the calls of `sync` and `compress_finished`, which run in a worker thread. Must never run an fsync on the loop.
-Invariants: an acceptance waits for one sync at most that began after it was written; with nothing unsynced the actor
-sleeps without a timer; a journal that cannot be synced stops admission (`JournalDegraded`) and is tried again every
-second.
+Invariants: an acceptance waits for one sync at most that began after it was written; with nothing to sync
+the actor sleeps without a timer; a journal that cannot be synced stops admission (`JournalDegraded`) and is tried again
+every second.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class JournalActor:
             if not self._urgent:
                 await self._wait()
             self._urgent, self._news = False, trio.Event()
-            if self._writer.unsynced_bytes:
+            if self._writer.sync_due:
                 await self._sync()
             if self._degraded:
                 await trio.sleep(RETRY_EVERY_S)
@@ -79,10 +79,10 @@ class JournalActor:
                 await self._compress()
 
     async def _wait(self) -> None:
-        """Until something urgent is written, or a second passed with anything unsynced."""
+        """Until something urgent is written, or a second passed with a sync due."""
         deadline = math.inf
         while not self._urgent:
-            if self._writer.unsynced_bytes and deadline == math.inf:
+            if self._writer.sync_due and deadline == math.inf:
                 deadline = trio.current_time() + SYNC_EVERY_S
             with trio.move_on_at(deadline) as scope:
                 await self._news.wait()

@@ -161,6 +161,11 @@ class JournalWriter:
         return self._unsynced_bytes
 
     @property
+    def sync_due(self) -> bool:
+        """Whether `sync` would touch the disk now; with `os` only once much is held, or a file is full or broken."""
+        return bool(self._written) and (not self._lazy() or bool(self._broken) or self._full())
+
+    @property
     def policy(self) -> Policy:
         """The sync policy."""
         return self._settings.policy
@@ -210,7 +215,8 @@ class JournalWriter:
         if self._unsent:
             self._relieve()
         if self._unsynced_bytes > self._settings.unsynced_max_bytes:
-            self.sync()  # nobody synced for long: better late here than without bound in memory
+            with contextlib.suppress(JournalFailed):  # written all the same; `degraded` says what the disk did
+                self.sync()  # nobody synced for long: better late here than without bound in memory
 
     def _write_unsent(self) -> None:
         """The one write of an iteration. After an error the file's tail is unknown and is not written again."""
@@ -254,9 +260,8 @@ class JournalWriter:
         JournalFailed when that fails too; `synced_through` then stays where it was.
         """
         with self._sync_mutex:
-            full = self._current.written_bytes >= self._settings.segment_bytes
-            lazy = self._settings.policy == "os" and self._unsynced_bytes < self._settings.os_sync_bytes
-            if lazy and not (full or self._broken or self._closed):
+            full = self._full()
+            if self._lazy() and not (full or self._broken or self._closed):
                 return
             self._sync_current()
             if self._broken:
@@ -266,6 +271,14 @@ class JournalWriter:
                 raise JournalFailed(self._broken)
             if full and not self._closed:
                 self._rotate()
+
+    def _lazy(self) -> bool:
+        """The policy leaves what is held to the system's own pace."""
+        return self._settings.policy == "os" and self._unsynced_bytes < self._settings.os_sync_bytes
+
+    def _full(self) -> bool:
+        """The segment is to be left."""
+        return self._current.written_bytes >= self._settings.segment_bytes
 
     def _sync_current(self) -> None:
         """fsync what was written when the call began, then move the mark over it and let it go."""

@@ -84,6 +84,31 @@ async def test_policy_os_needs_no_sync() -> None:
     assert scene.door.through[-1][1] == sequence
 
 
+async def test_policy_os_at_idle_does_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    """What the policy leaves to the system is no sync in the metrics, and nobody wakes for it; much of it is synced."""
+    scene = Scene(ModeledDisk(), "os")
+    woken: list[float] = []
+
+    class Wakes(trio.abc.Instrument):
+        def after_io_wait(self, timeout: float) -> None:
+            woken.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.actor.run)
+        scene.write(urgent=False)
+        await trio.sleep(5)
+        trio.lowlevel.add_instrument(Wakes())
+        await trio.sleep(600)
+        assert scene.syncs == []
+        assert [at for at in woken if 6 < at < 604] == [], "a timer"
+        scene.writer._settings = JournalSettings("os", os_sync_bytes=1)
+        scene.write(urgent=False)
+        await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    assert len(scene.syncs) == 1
+    assert scene.writer.unsynced_bytes == 0
+
+
 async def test_a_disk_that_fails_stops_admission_until_it_works(autojump_clock: trio.testing.MockClock) -> None:
     """When neither fsync nor a new segment works the core is told once; when it works again the core is told again."""
     disk = ModeledDisk()

@@ -220,6 +220,22 @@ def test_full_disk_holds_the_step() -> None:
     assert writer.synced_through == 4
 
 
+def test_a_failed_sync_does_not_fail_the_flush() -> None:
+    """When flush syncs by itself and cannot, the records are written and flush says so; the writer is degraded."""
+    disk = ModeledDisk()
+    writer = start(disk, JournalSettings(unsynced_max_bytes=1))
+    writer.append(opened())
+    disk.fail_at, disk.forever = disk.operations + 2, True  # the write is taken, what follows is not
+    writer.flush()
+    assert writer.written_through == writer.last_sequence
+    assert "syncing 0000000001.kvj failed" in writer.degraded
+    with pytest.raises(JournalFailed):
+        writer.sync()
+    disk.fail_at = 0
+    writer.sync()
+    assert (writer.synced_through, writer.degraded) == (writer.last_sequence, "")
+
+
 def test_lost_unsynced_writes() -> None:
     """Without any failure: a machine that dies keeps a prefix, at least to the mark, and boots; the cut is told."""
     rng = random.Random(7)
