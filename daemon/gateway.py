@@ -99,7 +99,7 @@ class Gateway:
         self._hold = HoldBack()
         self._owners: dict[int, int] = {}  # request number -> front-end index, until its Finished is sent
         self._socket: Socket | None = None
-        self._deaf = False  # the mailbox is full: nothing is read, so silence means nothing
+        self._waiting_puts = 0  # the mailbox is full: nothing is read, so silence means nothing
         self._outboxes = trio.Event()  # set while an outbox holds something
         self._someone = trio.Event()  # set while a session exists
         self.stats: dict[str, int] = dict.fromkeys(COUNTERS, 0)
@@ -322,15 +322,22 @@ class Gateway:
             assert isinstance(message, Resume)
             self._reject(identity, "not_supported", "Resume: streams cannot be continued over a reconnect yet")
 
-    async def _put(self, item: Input) -> None:
-        """Hand an input to the engine; a full mailbox stops the reading, so ZeroMQ's bounded queues fill next."""
+    async def _put(self, item: Input) -> bool:
+        """Hand an input to the engine; a full mailbox stops the reading, so ZeroMQ's bounded queues fill next.
+
+        False when it had to wait: whatever was known before it may have changed.
+        """
         try:
             self._mailbox.send_nowait(item)
         except trio.WouldBlock:
             self.stats["mailbox_full"] += 1
-            self._deaf = True
-            await self._mailbox.send(item)
-            self._deaf = False
+            self._waiting_puts += 1
+            try:
+                await self._mailbox.send(item)
+            finally:
+                self._waiting_puts -= 1
+            return False
+        return True
 
     def _malformed(self, identity: bytes, session: Session | None, error: DecodeError) -> None:
         """Bytes that are no message. Where they are a request that could be told apart, it is that one's refusal."""
@@ -424,15 +431,18 @@ class Gateway:
         while True:
             await self._someone.wait()
             await trio.sleep(pause_s)
-            if self._deaf:
+            if self._waiting_puts:
                 continue
-            for session in self._sessions.silent(rounds):
-                self.stats["frontends_lost"] += 1
-                live = len(session.live)
-                self._sessions.give_up(session)
-                self._log.warning(
-                    "front_end_lost", frontend=session.name, silence_s=self._silence_s, live_requests=live
-                )
-                await self._put(FrontEndLost(self._now_ns(), session.name))
+            await self._give_up_silent(rounds)
             if not len(self._sessions):
                 self._someone = trio.Event()
+
+    async def _give_up_silent(self, rounds: int) -> None:
+        """One round. After a wait nobody else is given up in it: their messages may have lain unread meanwhile."""
+        for session in self._sessions.silent(rounds):
+            self.stats["frontends_lost"] += 1
+            live = len(session.live)
+            self._sessions.give_up(session)
+            self._log.warning("front_end_lost", frontend=session.name, silence_s=self._silence_s, live_requests=live)
+            if not await self._put(FrontEndLost(self._now_ns(), session.name)):
+                return

@@ -385,6 +385,42 @@ async def test_nobody_is_given_up_for_what_the_daemon_itself_did_not_read(endpoi
         assert world.gateway.stats["frontends_lost"] == 0
 
 
+async def test_nobody_is_given_up_for_what_was_silent_before_a_wait(endpoint: str) -> None:
+    """While the loss of one front end waits for room in the mailbox, another one that is heard keeps its session."""
+    async with gateway(endpoint, silence_s=0.4, mailbox=1) as world:
+        await world.peer("gone")
+        other = await world.peer("other")
+        await other.send(Abort("fills the mailbox"))
+        while not world.gateway.stats["mailbox_full"]:
+            await wait_all_tasks_blocked(0.02)
+        await other.ask(Ask("ping", 1))  # read, and answered: the reader is not what waits
+        assert await world.inputs.receive() == Aborted(NOW_NS, "other", "fills the mailbox", "client")
+        assert await world.inputs.receive() == FrontEndLost(NOW_NS, "gone")
+        await other.ask(Ask("ping", 2))
+        await wait_all_tasks_blocked(0.05)
+        assert [row["name"] for row in world.gateway.frontends()] == ["other"]
+        assert world.gateway.stats["frontends_lost"] == 1
+
+
+async def test_two_waits_are_counted_apart(endpoint: str) -> None:
+    """The reader stays deaf, and silence means nothing, when another input that waited got its place first."""
+    async with gateway(endpoint, silence_s=0.2, mailbox=1) as world:
+        await world.peer("gone")
+        other = await world.peer("other")
+        await other.send(Abort("0"))
+        while not world.gateway.stats["frontends_lost"]:  # its loss waits for room
+            await other.ask(Ask("ping", 1))
+            await wait_all_tasks_blocked(0.02)
+        await other.send(Abort("1"), Abort("2"))  # and the reader behind it
+        while world.gateway.stats["mailbox_full"] < 2:
+            await wait_all_tasks_blocked(0.02)
+        assert await world.inputs.receive() == Aborted(NOW_NS, "other", "0", "client")
+        for _ in range(20):
+            await wait_all_tasks_blocked(0.02)
+        assert [row["name"] for row in world.gateway.frontends()] == ["other"]
+        assert world.gateway.stats["frontends_lost"] == 1
+
+
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
