@@ -37,7 +37,7 @@ class MonitorRoutes:
             return None
 
     async def _state(self) -> dict[str, Any]:
-        """What is known: `live` (this process and the daemon answer), `ready` (a request sent now is served)."""
+        """What is known: `live` (process and daemon answer), `ready` (a request sent now is served), `progress`."""
         service, answer = self._service, await self._ask("health")
         told: Any = {}
         if answer is not None:
@@ -52,6 +52,7 @@ class MonitorRoutes:
             "status": "draining" if service.draining else "ready" if ready else "not_ready" if live else "down",
             "live": live,
             "ready": ready and not service.draining,
+            "progress": live and told.get("progress", True) is True,
             "open_requests": service.open_requests,
             "daemon": told,
         }

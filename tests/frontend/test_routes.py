@@ -108,16 +108,17 @@ async def test_a_body_that_does_not_arrive_is_408(autojump_clock):
 
 
 @pytest.mark.parametrize(
-    ("answer", "live", "ready"),
+    ("answer", "live", "ready", "progress"),
     [
-        (Answer(1, True, '{"live": true, "ready": true, "progress": true}'), True, True),
-        (Answer(1, False, '{"live": true, "ready": false, "reasons": ["booting"]}'), True, False),
-        (Answer(1, True, '{"live": false, "ready": false}'), False, False),
-        (DaemonLost("gone"), False, False),
-        (trio.TooSlowError(), False, False),
+        (Answer(1, True, '{"live": true, "ready": true, "progress": true}'), True, True, True),
+        (Answer(1, False, '{"live": true, "ready": false, "progress": true}'), True, False, True),
+        (Answer(1, False, '{"live": true, "ready": true, "progress": false}'), True, False, False),
+        (Answer(1, True, '{"live": false, "ready": false}'), False, False, False),
+        (DaemonLost("gone"), False, False, False),
+        (trio.TooSlowError(), False, False, False),
     ],
 )
-async def test_health_is_the_daemons_word_or_red(answer, live, ready):
+async def test_health_is_the_daemons_word_or_red(answer, live, ready, progress):
     """Ready and live are what the daemon says; no answer is red; the document is the same on all paths (X1)."""
     service, daemon = make_service(says("x"))
     daemon.answers["health"] = answer
@@ -125,7 +126,7 @@ async def test_health_is_the_daemons_word_or_red(answer, live, ready):
         responses = [await client.get(path) for path in ("/health", "/health/ready", "/health/live")]
         assert [r.status_code for r in responses] == [200 if ready else 503] * 2 + [200 if live else 503]
         body = responses[0].json()
-        assert (body["live"], body["ready"]) == (live, ready)
+        assert (body["live"], body["ready"], body["progress"]) == (live, ready, progress)
         assert all(r.json() == body for r in responses)
         assert ("why" in body) == isinstance(answer, BaseException)
         service.drain()
