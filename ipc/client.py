@@ -131,7 +131,7 @@ class DaemonClient:
         self._unanswered = 0
         self._streams: dict[str, RequestStream] = {}
         self._choices: dict[int, Choice] = {}
-        self._orphans: dict[str, int] = {}  # id -> choices that have not ended: lost streams of this life, bounded by what may be live
+        self._orphans: dict[str, int] = {}  # id -> choices that have not ended: lost streams of this life, bounded
         self._ended: list[str] = []  # ids to acknowledge
         self._questions: dict[int, _Question] = {}
         self._next_ticket = PING_TICKET + 1

@@ -408,7 +408,7 @@ async def test_what_is_to_be_aborted_later_is_bounded(endpoint: str) -> None:
         async with fake_daemon(endpoint, limits=limits) as daemon, DaemonClient(endpoint, "fe") as client:
             await client.wait_connected(5)
             async with trio.open_nursery() as nursery:
-                for number, id_ in enumerate("abc"):
+                for number, id_ in enumerate("abc", start=1):
                     nursery.start_soon(read_to_the_end, client, id_, trio.Event(), [])
                     await accept(daemon, number)
                 await daemon.send(Rejected("not_connected", "who are you?"))
