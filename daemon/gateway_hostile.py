@@ -1,6 +1,6 @@
 """Complaints: log lines about hostile or broken peers, at most one per kind and interval.
 
-Owns the rate limit only. Must never be keyed by anything a peer chooses: kinds are a closed set of the gateway's.
+Owns the rate limit only. Must never be keyed by anything a peer chooses: kinds are a closed set of the daemon's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Must never repair an order: a hole in a rank's stream ends the epoch. Invariants
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import trio
 import zmq
@@ -63,8 +63,11 @@ class RankServer:
         keys: ServerKeys | None = None,
         insecure: bool = False,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        complain: Callable[[str, str], None] | None = None,
     ) -> None:
+        """`complain` is told of every message that no rank can have sent: the counter it counts in, and a text."""
         self._socket = bind_router(endpoint, RANK_SOCKET, keys, insecure, context)
+        self._complain = complain
         self._token = token
         self._expected = frozenset(ranks)
         self._by_identity: dict[bytes, _Member] = {}
@@ -78,11 +81,6 @@ class RankServer:
         """Where ranks connect to."""
         return self._socket.endpoint
 
-    @property
-    def joined(self) -> frozenset[RankId]:
-        """The ranks that are here."""
-        return frozenset(self._by_rank)
-
     def begin_epoch(self, epoch: int) -> None:
         """Start afresh: no rank has joined, steps and reports begin at seq 1, older epochs' messages are dropped."""
         assert epoch > self._epoch, f"epoch {epoch} after epoch {self._epoch}"
@@ -90,12 +88,6 @@ class RankServer:
         self._sent_seq = 0
         self._by_identity.clear()
         self._by_rank.clear()
-
-    def forget(self, stage: int, rank: int) -> None:
-        """A rank has gone; its connection counts for nothing any more, and it may join again."""
-        member = self._by_rank.pop((stage, rank), None)
-        if member is not None:
-            del self._by_identity[member.identity]
 
     # --- to ranks --------------------------------------------------------------------------------------------------
 
@@ -124,13 +116,16 @@ class RankServer:
         missing = self._expected - self._by_rank.keys()
         if missing and not what == Stop.__name__:
             raise RankGone(f"{what} cannot be sent: not joined are (stage, rank) {sorted(missing)}")
-        for (stage, rank), member in self._by_rank.items():
+        problem: RankGone | RankStalled | None = None
+        for (stage, rank), member in self._by_rank.items():  # the others hear it although one does not
             try:
-                taken = self._socket.try_send([member.identity, data])
+                if not self._socket.try_send([member.identity, data]):
+                    text = f"{what}: stage {stage} rank {rank} has {RANK_SOCKET.send_hwm} messages unread"
+                    problem = problem or RankStalled(text)
             except PeerGone:
-                raise RankGone(f"{what}: stage {stage} rank {rank} is not connected any more") from None
-            if not taken:
-                raise RankStalled(f"{what}: stage {stage} rank {rank} has {RANK_SOCKET.send_hwm} messages unread")
+                problem = problem or RankGone(f"{what}: stage {stage} rank {rank} is not connected any more")
+        if problem is not None:
+            raise problem
 
     # --- from ranks ------------------------------------------------------------------------------------------------
 
@@ -151,33 +146,41 @@ class RankServer:
 
     def _take(self, frames: list[bytes]) -> FromRank | None:
         if len(frames) != 2:
-            self.stats["undecodable"] += 1
+            self._drop("undecodable", f"{len(frames) - 1} frames where 1 belongs")
             return None
         identity, data = frames
         try:
             message = codec.from_rank(data)
-        except DecodeError:
-            self.stats["undecodable"] += 1
+        except DecodeError as error:
+            self._drop("undecodable", error.text)
             return None
         if isinstance(message, Join):
             return self._join(identity, message)
         member = self._by_identity.get(identity)
         if member is None:
-            self.stats["not_joined"] += 1
+            self._drop("not_joined", f"{type(message).__name__} on a connection that has not joined")
             return None
         if (message.stage, message.rank) != member.rank:
-            self.stats["wrong_rank"] += 1
+            said = (message.stage, message.rank)
+            self._drop("wrong_rank", f"{type(message).__name__} as {said} on the connection of {member.rank}")
             return None
         if isinstance(message, Report):
             return self._report(member, message)
         return message
+
+    def _drop(self, counter: str, text: str) -> None:
+        """Count a message that no rank of ours sent, and say so."""
+        self.stats[counter] += 1
+        if self._complain is not None:
+            self._complain(counter, text)
 
     def _join(self, identity: bytes, message: Join) -> Join | None:
         rank = (message.stage, message.rank)
         proven = hmac.compare_digest(message.token.encode("utf-8", "replace"), self._token.encode())
         known = rank in self._expected and rank not in self._by_rank and identity not in self._by_identity
         if not proven or not known:
-            self.stats["bad_join"] += 1
+            why = "it is not expected, or is here already" if proven else "with a wrong token"
+            self._drop("bad_join", f"Join as stage {message.stage} rank {message.rank}: {why}")
             return None
         problem = version_problem(message.version, f"stage {message.stage} rank {message.rank}")
         if problem:
