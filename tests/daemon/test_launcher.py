@@ -121,6 +121,65 @@ async def test_X4_a_child_that_does_not_listen_is_killed(tmp_path: Path, monkeyp
     assert [line["child"] for line in scene.log.events("ChildKilled")] == ["daemon"]
 
 
+@pytest.mark.e2e
+async def test_X4_two_children_that_do_not_listen_are_killed(tmp_path: Path, monkeypatch: Any) -> None:
+    """The patience begins with the signal, not with the first end: when both hang, both are killed."""
+    scene = Scene(tmp_path, monkeypatch, daemon=DEAF, frontend=DEAF)
+    assert await scene.run(signal.SIGTERM) == Exit.CHILD
+    assert sorted(line["child"] for line in scene.log.events("ChildKilled")) == ["daemon", "frontend"]
+
+
+HANGS = """
+import os
+from pathlib import Path
+{ready}
+Path({dump!r}).write_text("Timeout! all stacks")
+os._exit(1)
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("hangs", "old"), [(True, False), (False, True), (False, False)])
+async def test_a_hung_daemon_leaves_its_reason(tmp_path: Path, monkeypatch: Any, hangs: bool, old: bool) -> None:
+    """The line about its end names the file with all stacks when it was written in this life, and only then."""
+    dump = tmp_path / "run" / "logs" / "hang.txt"
+    script = HANGS.replace("{dump!r}", repr(str(dump))) if hangs else LEAVES.replace("{code}", "1")
+    scene = Scene(tmp_path, monkeypatch, daemon=script, frontend=WAITS.replace("{code}", "0"))
+    if old:
+        dump.write_text("of an earlier life")
+        os.utime(dump, (1, 1))
+    assert await scene.run() == Exit.INTERNAL
+    (ended,) = scene.log.events("ChildEnded")
+    assert ended.get("file") == (str(dump) if hangs else None)
+
+
+CONVERTS = """
+import signal, sys, time
+def clean(*_):
+    open({cleaned!r}, "w").close()
+    sys.exit(130)
+signal.signal(signal.SIGINT, clean)
+import os
+os.kill(os.getppid(), {number})
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted_before_anything_was_served(tmp_path: Path, monkeypatch: Any, number: int) -> None:
+    """A signal while the model is prepared: the converter may clean up, and the exit code is no clean one."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    cleaned = tmp_path / "cleaned"
+    script = CONVERTS.format(cleaned=str(cleaned), number=int(number))
+    monkeypatch.setattr(daemon.launcher, "module_command", lambda *_: [sys.executable, "-c", script])
+    try:
+        assert daemon.launcher.main(["--run-dir", str(tmp_path / "run")]) == Exit.INTERRUPTED == 130
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert cleaned.exists()
+
+
 @pytest.mark.parametrize(
     ("model", "name"), [("", "SmolLM2-135M-Instruct"), ("/m/Tiny-Llama", "Tiny-Llama"), ("/m/x.Q4_1.gguf", "x.Q4_1")]
 )
