@@ -91,6 +91,7 @@ class Launcher:
         self._asked = False  # somebody wants the end
         self._code = Exit.CLEAN  # worst so far
         self._one_ended = trio.Event()
+        self._ending = trio.Event()  # somebody wants the end, or one child has ended
 
     async def run(self) -> int:
         """Start, supervise, end."""
@@ -137,6 +138,7 @@ class Launcher:
             self._log.error("ChildEnded", child=child.name, pid=child.pid, how=exit_text(code), told=told)
             self._worsen(code)
         self._one_ended.set()
+        self._ending.set()
 
     def _worsen(self, code: int) -> None:
         """The first failure names the exit code; a child that ended unasked is one even with code 0."""
@@ -144,8 +146,8 @@ class Launcher:
             self._code = Exit(code) if code in set(Exit) - {Exit.CLEAN} else Exit.CHILD
 
     async def _end_all(self) -> None:
-        """When one has ended, the other one has nothing left to do: tell it, and kill it if it does not listen."""
-        await self._one_ended.wait()
+        """Once the end is wanted, or one has ended: tell those that were not told, kill those that do not listen."""
+        await self._ending.wait()
         patience_s = END_WITHIN_S + (self._settings.drain_timeout_s if self._asked else 0.0)
         for child in self._children:
             if not self._asked:
@@ -166,6 +168,7 @@ class Launcher:
             self._log.info("Signal", signal=signal.Signals(number).name)
             for child in self._children:
                 child.send_signal(number)
+            self._ending.set()
 
     async def _announce(self) -> None:
         """One line on stdout once a request would be served."""
