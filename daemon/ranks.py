@@ -21,6 +21,7 @@ import trio
 from allocator.geometry import Geometry
 from daemon.agreement import RankId, agree
 from daemon.exits import DaemonError, Exit
+from daemon.gateway_hostile import Complaints
 from daemon.processes import Child, exit_text, module_command
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
@@ -106,7 +107,8 @@ class RankSupervisor:
         self._log = log
         self._reports = reports
         self._environ = os.environ if environ is None else environ
-        self._server = RankServer(run_dir.ranks_endpoint, token=token, ranks=ranks)
+        self._complaints = Complaints(log, trio.current_time)
+        self._server = RankServer(run_dir.ranks_endpoint, token=token, ranks=ranks, complain=self._complain)
         self._children: dict[RankId, Child] = {}
         self._ready: dict[RankId, Ready] = {}
         self._all_ready = trio.Event()
@@ -203,6 +205,9 @@ class RankSupervisor:
             raise RankLost(rank, f"failed at step {message.seq}: {message.what}", code)
         else:
             assert isinstance(message, Heartbeat), f"unexpected {type(message).__name__}"
+
+    def _complain(self, counter: str, text: str) -> None:
+        self._complaints.note("StrangeRankMessage", counter, peer="", text=text)
 
     def _note_ready(self, rank: RankId, message: Ready) -> None:
         self._log.info(

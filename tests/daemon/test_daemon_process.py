@@ -14,6 +14,7 @@ import trio
 
 from daemon.exits import Exit
 from ipc.client import DaemonClient
+from ipc.sockets import connect_dealer
 from journal.reader import read_records
 from journal.records import Closed, Kind
 from journal.storage import DiskStorage
@@ -55,6 +56,22 @@ async def test_X7_terminate_lets_running_requests_finish(tmp_path: Path) -> None
     assert leftovers(tmp_path / "run") == ["journal", "logs"]
     assert len(daemon.lines("Finished")) == 6
     assert replay_directory(str(tmp_path / "run")).divergence is None
+
+
+async def test_strange_bytes_at_the_ranks_socket_are_counted_and_said_once(tmp_path: Path) -> None:
+    """A hundred of them move one counter in the metrics by a hundred and make one log line; serving goes on."""
+    async with running(tmp_path / "run") as (daemon, client):
+        stranger = connect_dealer(f"ipc://{tmp_path}/run/ranks.sock")
+        for _ in range(100):
+            await stranger.send([b"\xc1 no message"])
+        counted = 'bandmaster:rank_stream_events{event="undecodable"} 100.0'
+        while counted not in (await client.ask("metrics")).body:
+            await trio.sleep(0.05)
+        stranger.close()
+        outcomes = await under_load(client, 1, 5, lambda: do(daemon.send, signal.SIGTERM))
+        assert await daemon.code() == Exit.CLEAN
+    assert [line["code"] for line in daemon.lines("StrangeRankMessage")] == ["undecodable"]
+    assert outcomes[0].end == "length"
 
 
 async def test_X7_the_drain_timeout_ends_what_is_left(tmp_path: Path) -> None:
