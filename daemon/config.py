@@ -302,13 +302,13 @@ def to_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, 
     return child
 
 
-def recorded(settings: Settings) -> dict[str, str]:
-    """Settings as text for the journal's `Opened` record and the log; secrets only say whether they are set."""
+def recorded(settings: Settings, command: str = "daemon") -> dict[str, str]:
+    """A command's settings as text, for the journal's `Opened` and the log; secrets only say whether they are set."""
     return {
         row.key: ("set" if getattr(settings, row.attribute) else "")
         if row.kind == "secret"
         else render_value(row, getattr(settings, row.attribute))
-        for row in TABLE
+        for row in rows_for(command)
     }
 
 

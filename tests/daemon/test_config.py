@@ -166,12 +166,19 @@ def test_print_config_reads_back_and_hides_secrets(tmp_path: Path, capsys: pytes
 
 def test_secrets_are_in_no_record() -> None:
     """The journal and the log learn only that a secret is set; a refused secret is not repeated."""
-    recorded = config.recorded(dataclasses.replace(Settings(), api_key="s3cret"))
+    recorded = config.recorded(dataclasses.replace(Settings(), api_key="s3cret"), "serve")
     assert recorded["api-key"] == "set"
     assert "s3cret" not in str(recorded)
     with pytest.raises(ConfigError) as caught:
         resolve("serve", {"api_key": "s3cret\n"}, {})
     assert "s3cret" not in str(caught.value)
+
+
+def test_the_daemon_records_what_is_in_force_there() -> None:
+    """Settings that only the front end reads have their defaults in a daemon, whatever was asked for: not shown."""
+    recorded = config.recorded(Settings())
+    assert not {"host", "port", "api-key"} & recorded.keys()
+    assert {"model", "max-running-requests", "journal-sync"} <= recorded.keys()
 
 
 def test_the_docs_show_the_table() -> None:
