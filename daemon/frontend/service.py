@@ -49,9 +49,6 @@ class Daemon(Protocol):
     async def ask(self, what: str, options: dict[str, int] | None = None, timeout_s: float = 5.0) -> Answer:
         """The daemon's answer to a question."""
 
-    def last_answer_age(self) -> float:
-        """Seconds since the daemon was last heard."""
-
 
 @dataclass
 class Service:

@@ -121,10 +121,6 @@ class FakeDaemon:
             raise answer
         return answer
 
-    def last_answer_age(self) -> float:
-        """As the client's."""
-        return 0.0
-
 
 def says(text: str, reason: str = "stop", per_event: int = 1) -> Script:
     """A script: every choice says `text` in events of `per_event` tokens, then ends; stop strings are obeyed."""
