@@ -21,11 +21,13 @@ class Exit(IntEnum):
     BOOT = 6
     CHILD = 7
     MODEL = 8
+    INTERRUPTED = 130
 
 
 EXIT_TEXT: dict[Exit, str] = {
     Exit.CLEAN: "stopped in order: every accepted request has its end, the journal is closed",
-    Exit.INTERNAL: "an actor of the daemon failed; the crash file in the run directory's `logs/` has the trace",
+    Exit.INTERNAL: "an actor of the daemon failed, its trace is in `logs/crash-ACTOR.txt` of the run directory; or its "
+    "loop hung, and all stacks are in `logs/hang.txt`",
     Exit.USAGE: "a setting or argument was refused; nothing was started",
     Exit.RANK: "a rank died, froze, failed or disagreed; every request ended with reason fault",
     Exit.JOURNAL: "the journal is damaged, busy or could not be written",
@@ -33,6 +35,7 @@ EXIT_TEXT: dict[Exit, str] = {
     Exit.BOOT: "the ranks did not become ready in time or could not agree",
     Exit.CHILD: "a supervised process ended when nobody had asked it to",
     Exit.MODEL: "the model is unsupported or could not be prepared",
+    Exit.INTERRUPTED: "a signal came while the model was being prepared: nothing had been started, nothing was served",
 }
 
 

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ from ipc.errors import EndpointError
 ABOUT = "Serve a model over the OpenAI API: front end, daemon and ranks, started and ended together."
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 LOOK_EVERY_S = 0.25  # while booting only
+CONVERTER_ENDS_WITHIN_S = 10.0
 END_WITHIN_S = 20.0  # beyond the drain timeout
+HANG_FILE = "hang.txt"  # where the daemon's watchdog writes all stacks
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -44,22 +47,36 @@ def prepare_model(settings: Settings) -> str:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = module_command("daemon.rank.convert", *([settings.model] if settings.model else []))
-    done = subprocess.run(
+    with subprocess.Popen(
         command,
         env=child_environment(os.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    if done.returncode != 0:
+        start_new_session=True,  # a terminal's Ctrl-C comes through us, once
+    ) as converter:
+        try:
+            printed, _ = converter.communicate()
+        except KeyboardInterrupt:
+            _end_converter(converter)
+            raise
+    if converter.returncode != 0:
         raise DaemonError(
-            Exit.MODEL, f"the model could not be prepared ({exit_text(done.returncode)}); the reason is above"
+            Exit.MODEL, f"the model could not be prepared ({exit_text(converter.returncode)}); the reason is above"
         )
-    directory = done.stdout.strip().splitlines()[-1:]
+    directory = printed.strip().splitlines()[-1:]
     if not directory or not Path(directory[0]).is_dir():
-        raise DaemonError(Exit.MODEL, f"the model could not be prepared: no directory in {done.stdout!r}")
+        raise DaemonError(Exit.MODEL, f"the model could not be prepared: no directory in {printed!r}")
     return directory[0]
+
+
+def _end_converter(converter: subprocess.Popen[str]) -> None:
+    """Interrupt it, with time to remove what it was building; a second signal, or too long a wait, kills it."""
+    converter.send_signal(signal.SIGINT)
+    try:
+        converter.wait(CONVERTER_ENDS_WITHIN_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        converter.kill()
 
 
 def served_name(model: str) -> str:
@@ -88,6 +105,7 @@ class Launcher:
         self._log = log
         self._url_file = run_dir.path / "frontend.url"
         self._children: list[Child] = []
+        self._started_s = time.time()  # on the clock of files, before any child was started
         self._asked = False  # somebody wants the end
         self._code = Exit.CLEAN  # worst so far
         self._one_ended = trio.Event()
@@ -135,15 +153,26 @@ class Launcher:
         code = await child.wait()
         told = self._asked or self._one_ended.is_set()
         if code != 0 or not told:
-            self._log.error("ChildEnded", child=child.name, pid=child.pid, how=exit_text(code), told=told)
+            how = {"how": exit_text(code), "told": told, **self._hang_file(child)}
+            self._log.error("ChildEnded", child=child.name, pid=child.pid, **how)
             self._worsen(code)
         self._one_ended.set()
         self._ending.set()
 
+    def _hang_file(self, child: Child) -> dict[str, str]:
+        """Where the daemon's watchdog left all stacks, when it ended this one: the process itself could say nothing."""
+        dump = self._run_dir.logs / HANG_FILE
+        try:
+            stat = dump.stat()
+        except OSError:
+            return {}
+        written = child.name == "daemon" and stat.st_size > 0 and stat.st_mtime >= self._started_s
+        return {"reason": "its loop hung; all stacks are in the file", "file": str(dump)} if written else {}
+
     def _worsen(self, code: int) -> None:
         """The first failure names the exit code; a child that ended unasked is one even with code 0."""
         if self._code == Exit.CLEAN:
-            self._code = Exit(code) if code in set(Exit) - {Exit.CLEAN} else Exit.CHILD
+            self._code = Exit(code) if code in set(Exit) - {Exit.CLEAN, Exit.INTERRUPTED} else Exit.CHILD
 
     async def _end_all(self) -> None:
         """Once the end is wanted, or one has ended: tell those that were not told, kill those that do not listen."""
@@ -207,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = error.code
     except KeyboardInterrupt:  # while the model was being prepared: nothing runs yet
         log.info("Interrupted", while_doing="preparing the model")
-        code = Exit.CLEAN
+        code = Exit.INTERRUPTED
     finally:
         writer.close()
     return code

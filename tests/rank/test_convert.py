@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -18,6 +21,8 @@ from daemon.rank.errors import RankError, UnsupportedModel
 from daemon.rank.facts import read_files
 from daemon.rank.support import check_supported
 from tests.rank.models import embedded_model, tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -100,6 +105,51 @@ def test_a_failed_conversion_leaves_nothing(cache: Path, tmp_path: Path) -> None
     with pytest.raises(UnsupportedModel, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         prepare_model(source)
     assert [entry for entry in (cache / "models").iterdir() if entry.is_dir()] == []
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from daemon.rank import convert
+
+def build(source, target):
+    (target / "model.safetensors").write_bytes(b"half")
+    print("building", flush=True)
+    time.sleep(60)
+
+convert._convert = build
+sys.exit(convert.main(sys.argv[1:]))
+"""
+
+
+def slow_converter(source: Path) -> subprocess.Popen[str]:
+    """A converter in a process of its own, in the middle of its work."""
+    command = [sys.executable, "-c", SLOW, str(source)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "building\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_conversion_leaves_nothing(cache: Path, tmp_path: Path, number: int) -> None:
+    """Either signal ends it with code 130, and what it was building is gone."""
+    with slow_converter(tiny_gguf(tmp_path / "tiny.gguf")) as process:
+        assert len(list((cache / "models").glob(".building-*"))) == 1
+        process.send_signal(number)
+        assert process.wait(20) == 130
+    assert not list((cache / "models").glob(".building-*"))
+
+
+def test_leftovers_of_a_killed_converter_are_swept(cache: Path, tmp_path: Path) -> None:
+    """The next conversion removes what a killed one left, and nothing of one that lives."""
+    with slow_converter(tiny_gguf(tmp_path / "dead.gguf")) as dead:
+        dead.kill()
+    with slow_converter(tiny_gguf(tmp_path / "alive.gguf", without="output")) as alive:
+        (living,) = (cache / "models").glob(".building-*")
+        assert prepare_model(tiny_gguf(tmp_path / "tiny.gguf")).is_dir()
+        assert list((cache / "models").glob(".building-*")) == [living]
+        alive.send_signal(signal.SIGINT)
 
 
 def test_an_unknown_architecture_is_named(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
