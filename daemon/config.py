@@ -36,7 +36,16 @@ BYTE_UNITS = {
     "TI": 2**40,
 }
 SECOND_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+HOST = re.compile(r"[0-9A-Za-z._-]+|[0-9A-Fa-f.:]+(%[0-9A-Za-z._-]+)?")
 TRUE, FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
+
+
+WORDS = {
+    "switch": "true or false",
+    "pairs": "KEY=VALUE without commas",
+    "path": "a path",
+    "host": "a host name or address, without scheme, port or path",
+}
 
 
 class ConfigError(DaemonError):
@@ -50,7 +59,7 @@ def _range_text(row: Setting) -> str:
     if row.choices:
         return "one of " + ", ".join(row.choices)
     if row.low is None:
-        return {"switch": "true or false", "pairs": "KEY=VALUE without commas", "path": "a path"}.get(row.kind, "text")
+        return WORDS.get(row.kind, "text")
     bounds = f"{render_value(row, row.low)} to {render_value(row, row.high)}"
     return f"0 ({row.zero}) or {bounds}" if row.zero else bounds
 
@@ -61,28 +70,30 @@ def _refuse(row: Setting, value: object, source: str) -> ConfigError:
 
 
 def _parse_bytes(value: object) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTkmgt]?[Ii]?)[Bb]?\s*", str(value))
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTkmgt]?[Ii]?)[Bb]?\s*", str(value))
     if match is None:
         raise ValueError(value)
     return int(float(match[1]) * BYTE_UNITS[match[2].upper()]) if match[2] else int(match[1])
 
 
 def _parse_seconds(value: object) -> float:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)?\s*", str(value))
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)?\s*", str(value))
     if match is None:
         raise ValueError(value)
     return float(match[1]) * SECOND_UNITS[match[2] or ""]
 
 
 def _parse_int(value: object) -> int:
-    if isinstance(value, bool) or not re.fullmatch(r"\s*-?\d+\s*", str(value)):
+    if isinstance(value, bool) or not re.fullmatch(r"\s*-?[0-9]+\s*", str(value)):
         raise ValueError(value)
     return int(str(value))
 
 
 def _parse_fraction(value: object) -> float:
+    if isinstance(value, bool) or not re.fullmatch(r"\s*[-+0-9.eE]+\s*", str(value)):
+        raise ValueError(value)
     number = float(str(value))
-    if isinstance(value, bool) or not math.isfinite(number):
+    if not math.isfinite(number):
         raise ValueError(value)
     return number
 
@@ -96,7 +107,9 @@ def _parse_switch(value: object) -> bool:
 
 def _parse_pairs(value: object) -> dict[str, str]:
     if isinstance(value, dict):
-        return {str(name): str(entry) for name, entry in value.items()}
+        if any(isinstance(entry, dict | list) for entry in value.values()):
+            raise ValueError(value)
+        value = [f"{name}={entry}" for name, entry in value.items()]
     entries = value if isinstance(value, list) else [part for part in str(value).split(",") if part.strip()]
     pairs = {}
     for entry in entries:
@@ -113,8 +126,17 @@ def _parse_text(value: object) -> str:
     return value
 
 
+def _parse_host(value: object) -> str:
+    """A host name or address as a listener takes it: no scheme, port, path or brackets."""
+    text = _parse_text(value)
+    if not HOST.fullmatch(text) or text.count(":") == 1:
+        raise ValueError(value)
+    return text
+
+
 PARSERS: dict[str, Callable[[object], Any]] = {
     "text": _parse_text,
+    "host": _parse_host,
     "path": _parse_text,
     "secret": _parse_text,
     "choice": _parse_text,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
-Kind = Literal["text", "path", "secret", "choice", "int", "fraction", "bytes", "seconds", "switch", "pairs"]
+Kind = Literal["text", "host", "path", "secret", "choice", "int", "fraction", "bytes", "seconds", "switch", "pairs"]
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 ALL = ("serve", "daemon", "frontend")
@@ -94,7 +94,13 @@ class Settings:
         SERVER,
         choices=("torch", "modeled"),
     )
-    rank_option: Mapping[str, str] = _row("pairs", {}, "an option of the rank's runner; may be repeated", SERVER)
+    rank_option: Mapping[str, str] = _row(
+        "pairs",
+        {},
+        "an option of the rank's runner; may be repeated; torch has model_impl, device; modeled has vocab_size, "
+        "max_model_len, first_token, eos_id, eos_ppm, delay_us, token_delay_us",
+        SERVER,
+    )
     threads: int = _row("int", 0, "compute threads of a rank", SERVER, low=1, high=1024, zero="measured at boot")
 
     # --- memory
@@ -150,7 +156,7 @@ class Settings:
     )
 
     # --- the HTTP front end
-    host: str = _row("text", "127.0.0.1", "address to listen on", HTTP)
+    host: str = _row("host", "127.0.0.1", "address to listen on", HTTP)
     port: int = _row("int", 8000, "port to listen on", HTTP, low=1, high=65_535, zero="a free one")
     api_key: str = _row("secret", "", "key that clients must send as bearer token; empty: none asked", HTTP)
     chat_template: str = _row("path", "", "file with a Jinja chat template; empty: the model's own", HTTP)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from daemon import config
 from daemon.config import ConfigError, load, resolve
+from daemon.rank import modeled, torch_runner
 from daemon.settings_table import TABLE, Setting, Settings
 
 NUMERIC = [row for row in TABLE if row.low is not None]
@@ -69,6 +70,53 @@ def test_choices_are_closed(row: Setting) -> None:
         assert getattr(resolve(row.commands[0], {row.attribute: choice}, {}), row.attribute) == choice
     with pytest.raises(ConfigError, match=re.escape(", ".join(row.choices))):
         resolve(row.commands[0], {row.attribute: "sideways"}, {})
+
+
+@pytest.mark.parametrize(
+    "host", ["", " ", "http://localhost", "localhost/", "a b", "127.0.0.1:8000", "[::1]", "\u0661.1.1.1", "a\n"]
+)
+def test_a_host_that_is_none_is_refused(host: str) -> None:
+    """Empty, with scheme, path, port, space or brackets: refused by name, with exit code 2."""
+    with pytest.raises(ConfigError, match=r"--host \(flag\).*without scheme") as caught:
+        resolve("serve", {"host": host}, {})
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::1", "fe80::1%eth0", "my-host.example", "localhost"])
+def test_hosts_are_taken(host: str) -> None:
+    """Names, and addresses of both families."""
+    assert resolve("serve", {"host": host}, {}).host == host
+
+
+@pytest.mark.parametrize("row", NUMERIC, ids=ids)
+@pytest.mark.parametrize("text", ["\u0663", "\uff13", "1_0", "0_1"])
+def test_only_ascii_digits_are_numbers(row: Setting, text: str) -> None:
+    """Digits of other scripts, and separators that only Python reads, are refused."""
+    with pytest.raises(ConfigError, match=row.flag):
+        config.parse_value(row, text, "flag")
+
+
+@pytest.mark.parametrize("option", ["zork", "", "=1", " =1", "a=1,b=2"])
+def test_a_rank_option_without_its_form_is_refused(option: str) -> None:
+    """An option that is not KEY=VALUE never reaches a rank; exit code 2."""
+    with pytest.raises(ConfigError, match=r"--rank-option.*KEY=VALUE") as caught:
+        load("serve", ["--rank-option", option], environ={})
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("pairs", ['{ "" = "1" }', '{ a = "1,b=2" }', "{ a = { b = 1 } }"])
+def test_a_rank_option_of_a_file_has_the_same_form(tmp_path: Path, pairs: str) -> None:
+    """A TOML table is held to the same rule, or it would not survive the way to a child."""
+    file = tmp_path / "c.toml"
+    file.write_text(f"rank-option = {pairs}\n")
+    with pytest.raises(ConfigError, match=r"--rank-option.*KEY=VALUE"):
+        load("serve", ["--config", str(file)], environ={})
+
+
+def test_the_options_of_both_runners_are_listed() -> None:
+    """The help names what the runners themselves take, no more and no less."""
+    row = next(row for row in TABLE if row.attribute == "rank_option")
+    assert f"torch has {', '.join(torch_runner.OPTIONS)}; modeled has {', '.join(modeled.OPTIONS)}" in row.help
 
 
 def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
