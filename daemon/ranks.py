@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -22,6 +23,7 @@ from allocator.geometry import Geometry
 from daemon.agreement import RankId, agree
 from daemon.exits import DaemonError, Exit
 from daemon.gateway_hostile import Complaints
+from daemon.last_words import last_words
 from daemon.processes import Child, exit_text, module_command
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
@@ -110,6 +112,7 @@ class RankSupervisor:
         self._complaints = Complaints(log, trio.current_time)
         self._server = RankServer(run_dir.ranks_endpoint, token=token, ranks=ranks, complain=self._complain)
         self._children: dict[RankId, Child] = {}
+        self._log_starts: dict[RankId, int] = {}  # bytes that earlier lives left in a rank's log
         self._ready: dict[RankId, Ready] = {}
         self._all_ready = trio.Event()
         self._lost: RankLost | None = None
@@ -147,7 +150,8 @@ class RankSupervisor:
             command = module_command(
                 "daemon.rank", "--endpoint", self._server.endpoint, "--stage", str(stage), "--rank", str(rank)
             )
-            with (self._run_dir.logs / f"rank-{stage}-{rank}.log").open("ab") as output:
+            with self._log_path((stage, rank)).open("ab") as output:
+                self._log_starts[stage, rank] = output.tell()
                 self._children[stage, rank] = Child(f"rank {stage}.{rank}", command, environ, output)
             self._log.info("RankStarted", stage=stage, rank=rank, pid=self._children[stage, rank].pid)
         self._run_dir.note_ranks([child.pid for child in self._children.values()])
@@ -158,7 +162,7 @@ class RankSupervisor:
         if scope.cancelled_caught:
             missing = sorted(set(self.ranks) - self._ready.keys())
             what = f"was not ready within --boot-timeout {self._settings.boot_timeout_s:g} s"
-            raise RankLost(missing[0], f"{what}; see its log in {self._run_dir.logs}", Exit.BOOT)
+            raise RankLost(missing[0], f"{what}; {self._last_words(missing[0])}", Exit.BOOT)
         geometry, facts = agree(self._ready, self._settings.page_size)
         versions = {rank: self._ready[rank].versions for rank in self.ranks}
         self._server.broadcast(Begin(epoch, geometry))
@@ -173,7 +177,7 @@ class RankSupervisor:
         try:
             self._server.send_step(step.seq, data)
         except (RankGone, RankStalled) as error:
-            self._lose(self.ranks[0], f"or another cannot be reached: {error}")
+            self._lose(self.ranks[0], f"or another cannot be reached: {error}; {self._last_words(self.ranks[0])}")
 
     # --- watching
 
@@ -182,7 +186,8 @@ class RankSupervisor:
             try:
                 messages = await self._server.recv_batch(RECV_BATCH_MAX)
             except IpcError as error:
-                raise RankLost(self.ranks[0], f"or another broke its stream: {error}") from error
+                what = f"or another broke its stream: {error}; {self._last_words(self.ranks[0])}"
+                raise RankLost(self.ranks[0], what) from error
             for message in messages:
                 await self._take(message)
 
@@ -237,7 +242,16 @@ class RankSupervisor:
             return
         await trio.sleep(LAST_WORDS_S)
         when = Exit.RANK if self._all_ready.is_set() else Exit.BOOT
-        raise RankLost(rank, f"(pid {child.pid}) {exit_text(code)}; see its log in {self._run_dir.logs}", when)
+        raise RankLost(rank, f"(pid {child.pid}) {exit_text(code)}; {self._last_words(rank)}", when)
+
+    def _log_path(self, rank: RankId) -> Path:
+        return self._run_dir.logs / f"rank-{rank[0]}-{rank[1]}.log"
+
+    def _last_words(self, rank: RankId) -> str:
+        """What a rank said last in this life, and where the rest of it is."""
+        log = self._log_path(rank)
+        words = last_words(log, self._log_starts[rank])
+        return f"it said last: {words}; its log is {log}" if words else f"it said nothing; its log is {log}"
 
     async def _watch_silence(self) -> None:
         checked = trio.current_time()

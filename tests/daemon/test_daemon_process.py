@@ -74,6 +74,16 @@ async def test_strange_bytes_at_the_ranks_socket_are_counted_and_said_once(tmp_p
     assert outcomes[0].end == "length"
 
 
+async def test_a_rank_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """The daemon's own error line and the crash file repeat the rank's last error, of this life."""
+    for name in ("zork", "mumble"):
+        daemon = DaemonProcess(tmp_path / "run", "--rank-option", f"{name}=1")
+        assert await daemon.code() == Exit.BOOT
+        failed = daemon.lines("Failed")[-1]["error"]
+        for text in (failed, (tmp_path / "run" / "logs" / "crash-ranks.txt").read_text()):
+            assert f"unknown option '{name}' of the modeled runner; it has delay_us" in text
+
+
 async def test_X7_the_drain_timeout_ends_what_is_left(tmp_path: Path) -> None:
     """Requests that outlast the drain timeout end as drained, near that time, each with one terminal message."""
     async with running(tmp_path / "run", "--drain-timeout", "700ms", delay_us=5000) as (daemon, client):
