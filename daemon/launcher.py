@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ class Launcher:
         self._log = log
         self._url_file = run_dir.path / "frontend.url"
         self._children: list[Child] = []
-        self._started_s = time.time()  # on the clock of files, before any child was started
+        self._hang_before = self._hang_written()  # by an earlier life
         self._asked = False  # somebody wants the end
         self._code = Exit.CLEAN  # worst so far
         self._one_ended = trio.Event()
@@ -161,13 +160,17 @@ class Launcher:
 
     def _hang_file(self, child: Child) -> dict[str, str]:
         """Where the daemon's watchdog left all stacks, when it ended this one: the process itself could say nothing."""
-        dump = self._run_dir.logs / HANG_FILE
-        try:
-            stat = dump.stat()
-        except OSError:
+        if child.name != "daemon" or self._hang_written() in (0, self._hang_before):
             return {}
-        written = child.name == "daemon" and stat.st_size > 0 and stat.st_mtime >= self._started_s
-        return {"reason": "its loop hung; all stacks are in the file", "file": str(dump)} if written else {}
+        return {"reason": "its loop hung; all stacks are in the file", "file": str(self._run_dir.logs / HANG_FILE)}
+
+    def _hang_written(self) -> int:
+        """When the watchdog's file was last written, in nanoseconds; 0 when it is not there or empty."""
+        try:
+            stat = (self._run_dir.logs / HANG_FILE).stat()
+        except OSError:
+            return 0
+        return stat.st_mtime_ns if stat.st_size else 0
 
     def _worsen(self, code: int) -> None:
         """The first failure names the exit code; a child that ended unasked is one even with code 0."""

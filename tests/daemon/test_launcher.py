@@ -139,15 +139,15 @@ os._exit(1)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("hangs", "old"), [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(("hangs", "old"), [(True, False), (True, True), (False, True), (False, False)])
 async def test_a_hung_daemon_leaves_its_reason(tmp_path: Path, monkeypatch: Any, hangs: bool, old: bool) -> None:
     """The line about its end names the file with all stacks when it was written in this life, and only then."""
     dump = tmp_path / "run" / "logs" / "hang.txt"
     script = HANGS.replace("{dump!r}", repr(str(dump))) if hangs else LEAVES.replace("{code}", "1")
-    scene = Scene(tmp_path, monkeypatch, daemon=script, frontend=WAITS.replace("{code}", "0"))
     if old:
+        dump.parent.mkdir(parents=True)
         dump.write_text("of an earlier life")
-        os.utime(dump, (1, 1))
+    scene = Scene(tmp_path, monkeypatch, daemon=script, frontend=WAITS.replace("{code}", "0"))
     assert await scene.run() == Exit.INTERNAL
     (ended,) = scene.log.events("ChildEnded")
     assert ended.get("file") == (str(dump) if hangs else None)
