@@ -18,6 +18,7 @@ from daemon.frontend.prepare import Prepared, prepare_generation
 from daemon.frontend.render import Renderer
 from daemon.frontend.schemas import CHAT
 from daemon.frontend.service import Service
+from daemon.frontend.sizes import Body
 from daemon.frontend.streaming import StreamSink, WholeSink
 
 DISCARD_FACTOR = 4  # how far beyond the limit an oversized body is read, so that its client sees the answer
@@ -25,9 +26,8 @@ DISCARD_FACTOR = 4  # how far beyond the limit an oversized body is read, so tha
 LEAVE_ROUNDS = 5  # turns of the loop in which cancelled tasks leave their streams by themselves
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
-    """The whole body; raises ApiError 413 or 408. Returns early, with what came, when the client hangs up."""
-    parts: list[bytes] = []
+async def read_body(receive: Receive, body: Body, limit_bytes: int, timeout_s: float) -> None:
+    """Read the whole of `body`; raises ApiError 413, 408, or 503 when there is no room, and HungUp."""
     size = 0
     with trio.move_on_after(timeout_s) as patience:
         while True:
@@ -37,7 +37,9 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s:
             part = message.get("body", b"")
             size += len(part)
             if size <= limit_bytes:
-                parts.append(part)
+                body.add(part)
+            else:
+                body.release()
             if not message.get("more_body", False) or size > limit_bytes * DISCARD_FACTOR:
                 break
     if patience.cancelled_caught:
@@ -45,7 +47,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s:
     if size > limit_bytes:
         text = f"The body has {size} bytes or more; at most {limit_bytes} are taken"
         raise ApiError(413, text, code="body_too_large", headers={"Connection": "close"})
-    return b"".join(parts)
+    body.check()
 
 
 class HungUp(Exception):
@@ -91,7 +93,15 @@ class Answer:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         service.check_open()
-        body = await read_body(scope, receive, service.body_limit_bytes, service.body_timeout_s)
+        body = Body(service.bodies)
+        try:
+            await read_body(receive, body, service.body_limit_bytes, service.body_timeout_s)
+            await self._attend(scope, receive, send, body)
+        finally:
+            body.release()
+
+    async def _attend(self, scope: Scope, receive: Receive, send: Send, body: Body) -> None:
+        """Work for as long as the client is there."""
         error: ApiError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen, receive, nursery.cancel_scope)
@@ -115,12 +125,13 @@ class Answer:
         if self._generation is not None:
             self._generation.abort()
 
-    async def _work(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _work(self, scope: Scope, body: Body, send: Send) -> None:
         service = self._service
-        model = service.model()
+        model, size_bytes = service.model(), body.size_bytes
         prepared: Prepared = await service.prepare(
-            prepare_generation, self._endpoint, body, model, size_bytes=len(body)
+            prepare_generation, self._endpoint, body.take(), model, size_bytes=size_bytes
         )
+        body.release()
         options = prepared.options
         prefix = "chatcmpl" if self._endpoint == CHAT else "cmpl"
         identity = f"{prefix}-{uuid.uuid4().hex}"

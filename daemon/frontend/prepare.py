@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from allocator.columns import pack_i64
 from daemon.frontend.chat_template import ChatTemplate, no_template
 from daemon.frontend.errors import ApiError, bad_field
 from daemon.frontend.fields import STOP_IDS_MAX
-from daemon.frontend.schemas import COMPLETIONS, TOKENIZE, Options
-from daemon.frontend.tokenizer import Tokenizer
+from daemon.frontend.schemas import COMPLETIONS, DETOKENIZE, TOKENIZE, Options
+from daemon.frontend.sizes import check_text, listed_tokens_max, text_bytes_max
+from daemon.frontend.tokenizer import Tokenizer, TooManyTokens
 from daemon.frontend.validation import (
     COMPLETION_MAX_TOKENS_DEFAULT,
     check_fields,
@@ -95,11 +98,7 @@ def prepare_generation(endpoint: str, body: bytes, model: Model) -> Prepared:
     options = read_options(endpoint, decode_object(body), model.facts.vocab_size)
     check_model(options.model, model.names)
     prompts = _prompts(options, model)
-    field = "prompt" if endpoint == COMPLETIONS else "messages"
-    if options.truncate_prompt_tokens is not None:
-        prompts = [prompt[-options.truncate_prompt_tokens :] for prompt in prompts]
-    for index, prompt in enumerate(prompts):
-        _check_length(field if len(prompts) == 1 else f"{field}[{index}]", prompt, options, model.facts)
+    options.prompt = options.messages = None  # a large text is not kept beside its ids
     eos = [] if options.ignore_eos else model.facts.eos_ids
     stop_ids = frozenset([*eos, *options.stop_token_ids])
     if len(stop_ids) > STOP_IDS_MAX:
@@ -109,18 +108,45 @@ def prepare_generation(endpoint: str, body: bytes, model: Model) -> Prepared:
 
 
 def _prompts(options: Options, model: Model) -> list[list[int]]:
-    if options.messages is not None:
-        text = render_chat(
-            model,
-            options.messages,
-            options.add_generation_prompt,
-            options.continue_final_message,
-            options.chat_template_kwargs,
-        )
-        return [model.tokenizer.encode(text, options.add_special_tokens)]
-    assert options.prompt is not None
-    encode, special = model.tokenizer.encode, options.add_special_tokens
-    return [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in options.prompt]
+    """Every prompt's token ids, truncated if asked, and checked against the model's length."""
+    field, given = ("prompt", options.prompt) if options.messages is None else ("messages", [_chat(options, model)])
+    assert given is not None
+    prompts = []
+    for index, prompt in enumerate(given):
+        param = field if len(given) == 1 else f"{field}[{index}]"
+        ids = _encode(param, prompt, options, model) if isinstance(prompt, str) else prompt
+        if options.truncate_prompt_tokens is not None:
+            ids = ids[-options.truncate_prompt_tokens :]
+        _check_length(param, len(ids), options, model.facts)
+        prompts.append(ids)
+    return prompts
+
+
+def _chat(options: Options, model: Model) -> str:
+    assert options.messages is not None
+    return render_chat(
+        model,
+        options.messages,
+        options.add_generation_prompt,
+        options.continue_final_message,
+        options.chat_template_kwargs,
+    )
+
+
+def _encode(param: str, text: str, options: Options, model: Model) -> list[int]:
+    """The ids of a text; one that cannot fit is refused by its length alone, before the work."""
+    limit, most = model.facts.max_model_len, None
+    if options.truncate_prompt_tokens is None:
+        most, each = limit, model.tokenizer.token_bytes_max
+        if each is not None and len(text) > limit * each:
+            reason = f"the maximum context length is {limit} tokens and the prompt has {len(text)} characters"
+            raise bad_field(param, f"{reason}, which are at least {-(-len(text) // each)} tokens", CONTEXT)
+    check_text(param, text, text_bytes_max(limit))
+    try:
+        return model.tokenizer.encode(text, options.add_special_tokens, most)
+    except TooManyTokens as error:
+        _check_length(param, error.count, options, model.facts)
+        raise
 
 
 def render_chat(
@@ -134,9 +160,9 @@ def render_chat(
     return model.template.render(messages, add_prompt, arguments)
 
 
-def _check_length(field: str, prompt: list[int], options: Options, facts: ModelFacts) -> None:
+def _check_length(field: str, length: int, options: Options, facts: ModelFacts) -> None:
     """Raises the 400 with both numbers for a prompt, or prompt and output, beyond the model's length."""
-    limit, length, wanted = facts.max_model_len, len(prompt), options.max_tokens
+    limit, wanted = facts.max_model_len, options.max_tokens
     if length == 0:
         raise bad_field(field, "has no tokens; at least one is needed", "empty_prompt")
     needed = 0 if wanted == 0 else 1
@@ -148,18 +174,48 @@ def _check_length(field: str, prompt: list[int], options: Options, facts: ModelF
         raise bad_field(options.max_tokens_field, f"{text} ({length} in the prompt, {wanted} for the output)", CONTEXT)
 
 
-def prepare_tokenize(body: bytes, model: Model) -> tuple[list[int], bool]:
-    """The ids of a /tokenize request, and whether token strings are wanted; raises ApiError naming the field."""
+def prepare_tokenize(body: bytes, model: Model) -> bytes:
+    """The whole JSON answer to a /tokenize request; raises ApiError naming the field."""
     values = check_fields(TOKENIZE, decode_object(body), model.facts.vocab_size)
+    ids = _tokenized(values, model)
+    document: dict[str, object] = {"count": len(ids), "max_model_len": model.facts.max_model_len, "tokens": ids}
+    if values["return_token_strs"]:
+        document["token_strs"] = [model.tokenizer.token_string(token) for token in ids]
+    return msgspec.json.encode(document)
+
+
+def _tokenized(values: dict[str, Any], model: Model) -> list[int]:
     check_model(values["model"], model.names)
     prompt, messages = values["prompt"], values["messages"]
     if (prompt is None) == (messages is None):
         raise bad_field("prompt", "send either prompt or messages", "missing_field")
     if messages is None:
-        return model.tokenizer.encode(prompt, values["add_special_tokens"]), values["return_token_strs"]
+        return _listed("prompt", prompt, values["add_special_tokens"], model)
     go_on = values["continue_final_message"]
     if go_on and values["add_generation_prompt"]:
         raise bad_field("continue_final_message", "only allowed with add_generation_prompt false")
     arguments = values["chat_template_kwargs"] or {}
     text = render_chat(model, messages, values["add_generation_prompt"], go_on, arguments)
-    return model.tokenizer.encode(text, False), values["return_token_strs"]
+    return _listed("messages", text, False, model)
+
+
+def _listed(param: str, text: str, special: bool, model: Model) -> list[int]:
+    """The ids of a text to show: as many as any model's prompt may have, and some more."""
+    limit = model.facts.max_model_len
+    check_text(param, text, text_bytes_max(limit))
+    most = listed_tokens_max(limit)
+    try:
+        return model.tokenizer.encode(text, special, most)
+    except TooManyTokens as error:
+        raise bad_field(param, f"has {error.count} tokens; at most {most} are listed", "out_of_range") from error
+
+
+def prepare_detokenize(body: bytes, model: Model) -> bytes:
+    """The whole JSON answer to a /detokenize request; raises ApiError naming the field."""
+    document = decode_object(body)
+    tokens, most = document.get("tokens"), listed_tokens_max(model.facts.max_model_len)
+    if isinstance(tokens, list) and len(tokens) > most:
+        raise bad_field("tokens", f"at most {most} token ids, got {len(tokens)}", "out_of_range")
+    values = check_fields(DETOKENIZE, document, model.facts.vocab_size)
+    check_model(values["model"], model.names)
+    return msgspec.json.encode({"prompt": model.tokenizer.decode(values["tokens"], skip_special_tokens=False)})

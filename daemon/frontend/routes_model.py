@@ -6,6 +6,9 @@ Owns these handlers. Must never reach the scheduler: none of them makes the daem
 from __future__ import annotations
 
 import importlib.metadata
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,20 +17,22 @@ from starlette.responses import Response
 
 from daemon.frontend.answer import HungUp, read_body
 from daemon.frontend.errors import JSON_TYPE
-from daemon.frontend.prepare import Model, check_model, prepare_tokenize
-from daemon.frontend.schemas import DETOKENIZE
+from daemon.frontend.prepare import Model, check_model, prepare_detokenize, prepare_tokenize
 from daemon.frontend.service import Service
-from daemon.frontend.validation import check_fields, decode_object
+from daemon.frontend.sizes import Body
 
 OWNER = "bandmaster"
 
 
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
 def version() -> str:
-    """The installed distribution's version."""
+    """The installed distribution's version; of a tree that was not installed, its project file's."""
     try:
         return importlib.metadata.version("bandmaster")
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # run from a tree that was not installed
+        return str(tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"])
 
 
 def json_response(document: Any, status: int = 200) -> Response:
@@ -65,33 +70,26 @@ class ModelRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
-        body, model = await self._body(request), self._service.model()
-        ids, wants_strings = await self._service.prepare(prepare_tokenize, body, model, size_bytes=len(body))
-        document: dict[str, object] = {"count": len(ids), "max_model_len": model.facts.max_model_len, "tokens": ids}
-        if wants_strings:
-            document["token_strs"] = [model.tokenizer.token_string(token) for token in ids]
-        return json_response(document)
+        return await self._prepared(request, prepare_tokenize)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: special tokens are shown, so that tokenizing the text again gives the tokens back."""
-        body, model = await self._body(request), self._service.model()
-        text = await self._service.prepare(prepare_detokenize, body, model, size_bytes=len(body))
-        return json_response({"prompt": text})
+        return await self._prepared(request, prepare_detokenize)
 
-    async def _body(self, request: Request) -> bytes:
-        service = self._service
+    async def _prepared(self, request: Request, prepare: Callable[[bytes, Model], bytes]) -> Response:
+        """The answer that `prepare` makes of the body."""
+        service, body = self._service, Body(self._service.bodies)
         try:
-            return await read_body(request.scope, request.receive, service.body_limit_bytes, service.body_timeout_s)
-        except HungUp:
-            return b""  # nobody reads the answer; it is refused as an empty body
+            try:
+                await read_body(request.receive, body, service.body_limit_bytes, service.body_timeout_s)
+            except HungUp:
+                body.release()  # nobody reads the answer; it is refused as an empty body
+            model, size_bytes = service.model(), body.size_bytes
+            answer = await service.prepare(prepare, body.take(), model, size_bytes=size_bytes)
+        finally:
+            body.release()
+        return Response(answer, media_type=JSON_TYPE)
 
     async def version(self, request: Request) -> Response:
         """GET /version"""
         return json_response({"version": version()})
-
-
-def prepare_detokenize(body: bytes, model: Model) -> str:
-    """The text of a /detokenize request; raises ApiError naming the field."""
-    values = check_fields(DETOKENIZE, decode_object(body), model.facts.vocab_size)
-    check_model(values["model"], model.names)
-    return model.tokenizer.decode(values["tokens"], skip_special_tokens=False)

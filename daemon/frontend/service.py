@@ -17,12 +17,11 @@ from daemon.frontend.chat_template import ChatTemplate
 from daemon.frontend.errors import DOWN, ApiError, retry_headers
 from daemon.frontend.metrics import Metrics
 from daemon.frontend.prepare import Model
+from daemon.frontend.sizes import HEAVY_BYTES, INLINE_BYTES, RETRY_AFTER_MS, Bodies
 from daemon.frontend.tokenizer import Tokenizer
 from ipc.messages import Answer, Generate, Welcome
 
-TOKENIZE_INLINE_BYTES = 16 * 1024  # a larger body is prepared in a thread: its tokenization would hold up other streams
 PREPARE_THREADS = 4
-RETRY_AFTER_MS = 1000
 
 
 def unavailable(code: str, message: str) -> ApiError:
@@ -66,6 +65,8 @@ class Service:
     now_unix_s: Callable[[], int] = field(default=lambda: int(time.time()))
     log: Any = field(default_factory=lambda: structlog.get_logger("frontend"))
     threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(PREPARE_THREADS))
+    heavy: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
+    bodies: Bodies = field(default_factory=Bodies)
     open_requests: int = 0
     _met: bool = False  # a daemon was connected once
     idle: trio.Event = field(default_factory=trio.Event)  # set when draining and no request is open
@@ -96,7 +97,11 @@ class Service:
             raise unavailable("draining", "The server is stopping and takes no new requests")
 
     async def prepare(self, function: Any, *arguments: Any, size_bytes: int) -> Any:
-        """`function(*arguments)`, in a thread when the body is large; abandoned when the client hangs up."""
-        if size_bytes <= TOKENIZE_INLINE_BYTES:
+        """`function(*arguments)`, in a thread when the body is large; abandoned when the client hangs up.
+
+        The largest go one at a time, abandoned ones included, so that their memory is bounded.
+        """
+        if size_bytes <= INLINE_BYTES:
             return function(*arguments)
-        return await trio.to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=self.threads)
+        limiter = self.heavy if size_bytes > HEAVY_BYTES else self.threads
+        return await trio.to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=limiter)

@@ -6,27 +6,59 @@ is bounded by the body's size; nesting is bounded by the decoder.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from daemon.frontend.errors import ApiError, bad_field
 from daemon.frontend.schemas import CHAT, COMPLETIONS, TABLES, Options
+from daemon.frontend.sizes import check_structure
 
 COMPLETION_MAX_TOKENS_DEFAULT = 16
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`; raises ApiError 400 for anything else, deep nesting included."""
+    check_structure(body)
     try:
         document = msgspec.json.decode(body)
     except RecursionError as error:
         raise ApiError(400, "The body is nested too deeply", code="invalid_json") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        check_surrogates(body)
         raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(document, dict):
         raise ApiError(400, "The body must be a JSON object", code="invalid_json")
     return document
+
+
+_ESCAPES = re.compile(rb"\\(?:u([0-9a-fA-F]{4})(?:(?<=[dD][89abAB]..)\\u([dD][c-fC-F][0-9a-fA-F]{2}))?|.)", re.DOTALL)
+_KEYS = re.compile(rb'"((?:[^"\\]++|\\.)*+)"(\s*:)?|[\[{\]}]', re.DOTALL)
+
+
+def check_surrogates(body: bytes) -> None:
+    """Raises ApiError 400 naming the field whose text has half of a surrogate pair."""
+    for escape in _ESCAPES.finditer(body):
+        if 0xD800 <= int(escape[1] or b"0", 16) < 0xE000 and escape[2] is None:
+            field, found = _field_at(body, escape.start()), escape[0].decode()
+            text = f"{found} at byte {escape.start()} is half of a surrogate pair and no character"
+            raise bad_field(field, text, "invalid_json") if field else ApiError(400, text, code="invalid_json")
+
+
+def _field_at(body: bytes, position: int) -> str:
+    """The top-level field around a byte position, empty when there is none."""
+    depth, field = 0, b""
+    for match in _KEYS.finditer(body):
+        if match.end() > position:
+            break
+        if match[0] in (b"[", b"{"):
+            depth += 1
+        elif match[0] in (b"]", b"}"):
+            depth -= 1
+        elif depth == 1 and match[2]:
+            field = match[1]
+    return field[:100].decode("utf-8", "replace")
 
 
 def check_fields(endpoint: str, document: dict[str, Any], vocab_size: int) -> dict[str, Any]:

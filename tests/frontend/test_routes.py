@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from pathlib import Path
+
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
@@ -177,3 +180,17 @@ def test_latencies_are_measured_from_the_events():
     assert total(metrics.inter_token_latency) == (2, 0.1 + 0.1)
     assert total(metrics.time_per_output_token) == (1, 0.5 / 5)
     assert total(metrics.e2e_latency) == (1, 1.0)
+
+
+async def test_the_version_of_a_tree_that_is_not_installed(monkeypatch):
+    """It is the project file's, never an unknown one."""
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    service, _ = make_service(says("x"))
+    async with http_client(service) as client:
+        told = (await client.get("/version")).json()["version"]
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    assert f'version = "{told}"' in project.read_text().splitlines()
