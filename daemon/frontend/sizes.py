@@ -56,7 +56,7 @@ def check_text(param: str, text: str, most: int) -> None:
 
 @dataclass
 class Bodies:
-    """The account of large bodies in memory; `held_bytes` never exceeds `budget_bytes`."""
+    """The account of large bodies in memory; only one body alone, itself limited, may exceed `budget_bytes`."""
 
     budget_bytes: int = BODIES_BYTES
     held_bytes: int = 0
@@ -73,10 +73,11 @@ class Body:
     full: bool = False  # the budget was exceeded: nothing is kept any more
 
     def add(self, part: bytes) -> None:
-        """Keep `part` if the budget has room; a small body needs none."""
+        """Keep `part` if the budget has room; a small body needs none, and one alone may have all that its limit allows."""
         size = self.size_bytes + len(part)
         charge = (size if size > INLINE_BYTES else 0) - self._charged_bytes
-        if self.full or self.bodies.held_bytes + charge > self.bodies.budget_bytes:
+        alone = self.bodies.held_bytes == self._charged_bytes
+        if self.full or (not alone and self.bodies.held_bytes + charge > self.bodies.budget_bytes):
             self.release()
             self.full = True
             return

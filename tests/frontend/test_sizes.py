@@ -184,6 +184,16 @@ async def test_large_bodies_have_a_budget_together(path):
     assert (small.status_code, middle.status_code, service.bodies.held_bytes) == (200, 200, 70_000)
 
 
+async def test_one_body_alone_may_exceed_the_budget():
+    """A request size limit above the budget is still served, one body at a time."""
+    service, _ = make_service(says("x"), bodies=Bodies(budget_bytes=20_000))
+    body = {"prompt": "a " * 20_000, "truncate_prompt_tokens": 5}
+    assert (await post(service, TEXT, body)).status_code == 200
+    service.bodies.held_bytes = 1
+    assert (await post(service, TEXT, body)).status_code == 503
+    assert service.bodies.held_bytes == 1
+
+
 async def test_a_body_is_given_back_before_the_output_and_when_it_is_refused():
     """Only reading and preparing hold its bytes, not a long generation."""
     held = []
