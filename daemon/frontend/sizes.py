@@ -73,7 +73,7 @@ class Body:
     full: bool = False  # the budget was exceeded: nothing is kept any more
 
     def add(self, part: bytes) -> None:
-        """Keep `part` if the budget has room; a small body needs none, and one alone may have all that its limit allows."""
+        """Keep `part` if the budget has room; a small body needs none, one alone may have all it is allowed."""
         size = self.size_bytes + len(part)
         charge = (size if size > INLINE_BYTES else 0) - self._charged_bytes
         alone = self.bodies.held_bytes == self._charged_bytes
