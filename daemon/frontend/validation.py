@@ -6,8 +6,9 @@ is bounded by the body's size; nesting is bounded by the decoder.
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -16,6 +17,7 @@ from daemon.frontend.schemas import CHAT, COMPLETIONS, TABLES, Options
 from daemon.frontend.sizes import check_structure
 
 COMPLETION_MAX_TOKENS_DEFAULT = 16
+BEYOND_DOUBLES_BYTES_MAX = 65536
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
@@ -27,10 +29,27 @@ def decode_object(body: bytes) -> dict[str, Any]:
         raise ApiError(400, "The body is nested too deeply", code="invalid_json") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         check_surrogates(body)
-        raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from error
+        document = _beyond_doubles(body, error)
     if not isinstance(document, dict):
         raise ApiError(400, "The body must be a JSON object", code="invalid_json")
     return document
+
+
+def _beyond_doubles(body: bytes, error: Exception) -> Any:
+    """The document of a body refused for a number that no double holds, like 1e400: infinite, so its field refuses it.
+
+    Raises ApiError 400 for every other fault. The slow parser reads small bodies only: it runs on the loop.
+    """
+    try:
+        if len(body) <= BEYOND_DOUBLES_BYTES_MAX and "out of range" in str(error):
+            return json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        pass  # the first parser's sentence below says what is wrong, with the place
+    raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 _ESCAPES = re.compile(rb"\\(?:u([0-9a-fA-F]{4})(?:(?<=[dD][89abAB]..)\\u([dD][c-fC-F][0-9a-fA-F]{2}))?|.)", re.DOTALL)

@@ -277,3 +277,28 @@ def test_error_documents_are_the_apis():
     assert json.loads(bad_field("n", "no").body()) == {
         "error": {"message": "n: no", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
     }
+
+
+@pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("literal", ["1e400", "-1e999"])
+async def test_a_number_that_no_double_holds_is_refused_by_its_fields_name(endpoint: str, literal: str):
+    """Every numeric field: the 400 names it, though the JSON decoder itself would only say where the digits stand."""
+    service, daemon = make_service(says("x"))
+    numeric = [name for name, field in TABLES[endpoint].items() if field.kind in (kinds.number, kinds.integer)]
+    assert "temperature" in numeric
+    async with http_client(service) as client:
+        for name in numeric:
+            body = json.dumps({**BODIES[endpoint], name: 0}).replace(f'"{name}": 0', f'"{name}": {literal}')
+            response = await client.post(PATHS[endpoint], content=body, headers={"content-type": "application/json"})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+    assert not daemon.streams
+
+
+async def test_constants_that_are_not_json_stay_refused_beside_such_a_number():
+    """NaN does not come in behind a number that the slow parser had to read."""
+    service, daemon = make_service(says("x"))
+    async with http_client(service) as client:
+        for body in (b'{"prompt":"a","seed":1e400,"top_p":NaN}', b'{"prompt":"a","top_p":NaN}'):
+            response = await client.post(PATHS[COMPLETIONS], content=body)
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+    assert not daemon.streams
