@@ -5,6 +5,18 @@ Must never name a physical unit, a time or a rank. Invariant: equal op sequences
 
 An owner page (full attention) and the units that window bands bind to it are separate parts of one `Take` or `Free`,
 one part per band, in chain order; a take is joint: all its parts succeed together or the take was never accepted.
+
+A *use* is something outside the forwards that touches units for a while: a host copy or a network transfer. The op that
+begins it names it by a number that is never used again in the epoch; it ends when a step lists it as released. Units
+are named by virtual ids until that op, and resolved when it is applied: from then on the use knows addresses.
+
+| op | what touches the units | until released the units |
+| - | - | - |
+| `Backup` | a host copy reads them | may move; whoever writes the old bytes waits for the copy |
+| `Load` | a host copy writes them | may move behind the copy |
+| `Hold` | nothing yet: rows that a peer will write | may move, but only if nothing else helps; are not freed |
+| `Send` | our own engine reads them | may move, once the host has waited for the engine |
+| `Publish` | a peer that knows their addresses | are fixed; freed ones are quarantined by the logical chain |
 """
 
 from __future__ import annotations
@@ -26,7 +38,7 @@ class Take(msgspec.Struct, array_like=True, frozen=True, tag="take"):
 
 
 class Free(msgspec.Struct, array_like=True, frozen=True, tag="free"):
-    """Unbind each virtual id; its unit pends behind the newest launched forward."""
+    """Unbind each virtual id; its unit pends behind the newest launched forward. No parts: nothing to free."""
 
     parts: list[Part]
 
@@ -37,7 +49,68 @@ class Flush(msgspec.Struct, array_like=True, frozen=True, tag="flush"):
     moves_max: int
 
 
-Op = Take | Free | Flush
+class Rebind(msgspec.Struct, array_like=True, frozen=True, tag="rebind"):
+    """Give a window band's units to other owner pages, pair by pair; no byte moves.
+
+    `sources` (int32, strictly ascending) hold a unit of `band`, `targets` (int32, distinct) are live owner pages that
+    hold none.
+    """
+
+    band: int
+    sources: bytes
+    targets: bytes
+
+
+class CopyState(msgspec.Struct, array_like=True, frozen=True, tag="copy_state"):
+    """Copy the state in slots `sources` (int32, any, repeats allowed) to live slots `targets` (strictly ascending).
+
+    No target is a source. Ordered behind every forward launched before it.
+    """
+
+    band: int
+    sources: bytes
+    targets: bytes
+
+
+class Backup(msgspec.Struct, array_like=True, frozen=True, tag="backup"):
+    """Host copy `use` reads these units; `slots` are int64 columns of host slots, one per part, one slot per unit."""
+
+    use: int
+    parts: list[Part]
+    slots: list[bytes]
+
+
+class Load(msgspec.Struct, array_like=True, frozen=True, tag="load"):
+    """Host copy `use` writes these live units from host slots (`slots` as in `Backup`)."""
+
+    use: int
+    parts: list[Part]
+    slots: list[bytes]
+
+
+class Hold(msgspec.Struct, array_like=True, frozen=True, tag="hold"):
+    """These live units are the rows of a receive whose addresses no peer knows yet."""
+
+    use: int
+    parts: list[Part]
+
+
+class Send(msgspec.Struct, array_like=True, frozen=True, tag="send"):
+    """This rank's transfer engine reads these units and pushes them to a peer, which never learns an address."""
+
+    use: int
+    parts: list[Part]
+
+
+class Publish(msgspec.Struct, array_like=True, frozen=True, tag="publish"):
+    """A peer learns the addresses of these units, to write (a receive, which ends the hold of `use`) or to read."""
+
+    use: int
+    parts: list[Part]
+
+
+Op = Take | Free | Flush | Rebind | CopyState | Backup | Load | Hold | Send | Publish
+UseOp = Backup | Load | Hold | Send | Publish
 
 _encoder = msgspec.msgpack.Encoder()
 
