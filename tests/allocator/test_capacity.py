@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from allocator.capacity import ID_SPACE, CapacityForm, StageWalk
 from allocator.geometry import StageGeometry
 from allocator.logical.chain import LogicalChain
-from tests.allocator.worlds import full_geometry, hybrid_geometry, stage_of
+from tests.allocator.shapes import full_geometry, hybrid_geometry, stage_of
 
 
 def placeable(stage: StageGeometry, counts: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ from allocator.errors import CapacityRefused, InvariantBroken
 from allocator.logical.chain import LogicalChain
 from allocator.logical.mirror import LogicalMirror
 from allocator.ops import Flush, Free, Op, Part, Take
-from tests.allocator.worlds import full_geometry, hybrid_geometry, ids, stage_of
+from tests.allocator.shapes import full_geometry, hybrid_geometry, ids, stage_of
 
 
 def strict(geometry: object) -> LogicalChain:
