@@ -57,10 +57,15 @@ def zero_units(arena: Tensor, units: Tensor, unit_bytes: int) -> None:
 
 
 def copy_units(arena: Tensor, sources: Tensor, targets: Tensor, unit_bytes: int) -> None:
-    """Copy whole units pair by pair; sources and targets are disjoint."""
+    """Copy whole units pair by pair; sources and targets are disjoint, a source may repeat."""
     count = arena.numel() // unit_bytes
     units = arena[: count * unit_bytes].view(count, unit_bytes)
     units[targets.long()] = units[sources.long()]
+
+
+def update_table(table: Tensor, virtual: Tensor, physical: Tensor) -> None:
+    """table[virtual] = physical; int32 columns, `virtual` distinct."""
+    table[virtual.long()] = physical
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:

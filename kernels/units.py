@@ -1,7 +1,9 @@
-"""Whole units of a uint8 arena: zero and copy, in 8-byte words with 64-bit addresses.
+"""Whole units of a uint8 arena: zero and copy, in 8-byte words with 64-bit addresses; and the table that names them.
 
-Owns two kernels. Must never know what a unit holds. Unit u is bytes [u * unit_bytes, (u + 1) * unit_bytes);
-unit_bytes is a multiple of 256. Twins: `reference.zero_units`, `reference.copy_units`.
+Owns three kernels. Must never know what a unit holds. Unit u is bytes [u * unit_bytes, (u + 1) * unit_bytes);
+unit_bytes is a multiple of 256, so every launch has the same specialization and none compiles after the first. The
+pairs of a copy run in any order: no target is a source. Twins: `reference.zero_units`, `reference.copy_units`,
+`reference.update_table`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -14,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_WORDS = 2048
+BLOCK_PAIRS = 256
 
 
 @triton.jit
@@ -35,6 +38,16 @@ def _copy(arena_ptr, sources_ptr, targets_ptr, unit_words, BLOCK: tl.constexpr):
     tl.store(arena_ptr + target * unit_words + word, value, mask=word < unit_words)
 
 
+@triton.jit(do_not_specialize=["count"])
+def _update(table_ptr, virtual_ptr, physical_ptr, count, BLOCK: tl.constexpr):
+    """One block of pairs: table[virtual] = physical."""
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < count
+    virtual = tl.load(virtual_ptr + pair, mask=inside, other=0).to(tl.int64)
+    physical = tl.load(physical_ptr + pair, mask=inside, other=0)
+    tl.store(table_ptr + virtual, physical, mask=inside)
+
+
 def _words(arena: Tensor) -> Tensor:
     return arena[: arena.numel() // 8 * 8].view(torch.int64)
 
@@ -46,7 +59,13 @@ def zero_units(arena: Tensor, units: Tensor, unit_bytes: int) -> None:
 
 
 def copy_units(arena: Tensor, sources: Tensor, targets: Tensor, unit_bytes: int) -> None:
-    """Copy whole units pair by pair; `sources`, `targets` int32[n], disjoint."""
+    """Copy whole units pair by pair; `sources`, `targets` int32[n], disjoint; a source may repeat."""
     words = unit_bytes // 8
     grid = (sources.numel(), triton.cdiv(words, BLOCK_WORDS))
     _copy[grid](_words(arena), sources, targets, words, BLOCK=BLOCK_WORDS)
+
+
+def update_table(table: Tensor, virtual: Tensor, physical: Tensor) -> None:
+    """table[virtual] = physical; all int32[n], `virtual` distinct."""
+    count = virtual.numel()
+    _update[(triton.cdiv(count, BLOCK_PAIRS),)](table, virtual, physical, count, BLOCK=BLOCK_PAIRS)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from allocator.columns import Bytes8s
 from allocator.geometry import StageGeometry
-from daemon.rank.arena import ArenaBytes, HostArena
-from daemon.rank.device import Device, ImmediateDevice
+from daemon.rank.device import Device, HostDevice
 from daemon.rank.errors import BadOption
 from daemon.rank.paged_attention import HostAttention, LayerViews, PagedAttention
 from daemon.rank.runner import Launched, Outcome
@@ -32,13 +31,12 @@ class Backend(Protocol):
     """A device that a torch runner computes on."""
 
     torch_device: torch.device
-    device: Device
 
     def free_bytes(self) -> int:
         """Memory that an arena could take now."""
 
-    def allocate(self, stage: StageGeometry) -> tuple[ArenaBytes, Tensor]:
-        """A zeroed arena: its unit operations, and its bytes as a uint8 tensor."""
+    def open_device(self, stage: StageGeometry) -> tuple[Device, Tensor]:
+        """A device with a zeroed arena, and that arena's bytes as a uint8 tensor."""
 
     def attention(self, views: list[LayerViews]) -> PagedAttention:
         """Paged attention over these views."""
@@ -72,16 +70,15 @@ class HostBackend:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
-        self.device: Device = ImmediateDevice()
 
     def free_bytes(self) -> int:
         """Host memory that is available now."""
         return available_bytes()
 
-    def allocate(self, stage: StageGeometry) -> tuple[ArenaBytes, Tensor]:
-        """A zeroed arena whose tensor and numpy views share their bytes."""
+    def open_device(self, stage: StageGeometry) -> tuple[Device, Tensor]:
+        """A device whose arena shares its bytes with the tensor."""
         data = host_bytes(stage.arena_bytes)
-        return HostArena(stage, data), torch.from_numpy(data)
+        return HostDevice(stage, data), torch.from_numpy(data)
 
     def attention(self, views: list[LayerViews]) -> PagedAttention:
         """Vectorized torch."""

@@ -18,9 +18,8 @@ import numpy as np
 
 from allocator.columns import Int64s, pack_i32, pack_i64
 from allocator.geometry import Geometry
-from daemon.rank.arena import ArenaBytes, HostArena
 from daemon.rank.batch import Batch, check_tokens
-from daemon.rank.device import Device, ImmediateDevice
+from daemon.rank.device import Device, HostDevice
 from daemon.rank.errors import BadOption
 from daemon.rank.noise import GOLDEN, Hashes, mix, row_keys
 from daemon.rank.runner import Outcome, Prepared
@@ -87,8 +86,7 @@ class ModeledRunner:
     def __init__(self, settings: RankSettings) -> None:
         self._settings = settings
         self._options = read_options(settings.options)
-        self.device: Device = ImmediateDevice()
-        self.arena: ArenaBytes
+        self.device: Device
         self._stored: Hashes
         self._last: Int64s = np.full(settings.max_running_requests, -1, dtype=np.int64)
         self._due_ns = 0
@@ -111,11 +109,11 @@ class ModeledRunner:
         return Prepared(sizing.geometry, sizing.virtual_pages, sizing.virtual_slots, facts, versions, sizing.lines())
 
     def begin(self, geometry: Geometry, stage: int) -> None:
-        """Allocate the arena, all zero; `_stored` is uint64[units, page_size] over it."""
+        """Open a device with a zeroed arena; `_stored` is uint64[units, page_size] over it."""
         mine = geometry.stages[stage]
-        arena = HostArena(mine)
-        self.arena = arena
-        units = arena.units(len(mine.bands) - 1)
+        device = HostDevice(mine)
+        self.device = device
+        units = device.arena.units(len(mine.bands) - 1)
         self._stored = units[:, : geometry.page_size * TOKEN_BYTES].view(np.uint64)
 
     def launch(self, batch: Batch) -> _Launched:

@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 
 from allocator.columns import Int64s
 from allocator.geometry import Geometry, StageGeometry
-from daemon.rank.arena import ArenaBytes
 from daemon.rank.batch import Batch
 from daemon.rank.device import Device
 from ipc.messages import ModelFacts, RankSettings, RowLogprobs
@@ -47,14 +46,13 @@ class Launched(Protocol):
 class Runner(Protocol):
     """A model on one device: prepared once, begun once per epoch, then one `launch` per forward, in seq order."""
 
-    device: Device
-    arena: ArenaBytes
+    device: Device  # of the epoch that began last
 
     def prepare(self) -> Prepared:
         """Load the model and measure memory. Slow; raises RankError naming what is wrong."""
 
     def begin(self, geometry: Geometry, stage: int) -> None:
-        """Allocate the arena of the agreed geometry, all zero."""
+        """Open a device with an arena of the agreed geometry, all zero."""
 
     def launch(self, batch: Batch) -> Launched:
         """Run one ragged batch: write its K/V, attend, sample; the last sampled tokens stay with the runner."""

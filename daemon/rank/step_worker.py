@@ -50,7 +50,7 @@ class StepWorker:
         checks = Checks(settings.invariants)
         self.chain = PhysicalChain(geometry, stage, checks)
         self.mirror = LogicalMirror(geometry, checks)
-        self.executor = Executor(geometry, stage, runner.arena, runner.device)
+        self.executor = Executor(geometry, stage, runner.device, [0] * len(geometry.stages[stage].bands))
         pages = (max_model_len + geometry.page_size - 1) // geometry.page_size + 1  # one more for a surplus token
         self.rows = RowTable(settings.max_running_requests, pages)
         self._page_size = geometry.page_size

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from allocator.geometry import Geometry, StageGeometry
-from daemon.rank.arena import ArenaBytes
 from daemon.rank.backend import open_backend
 from daemon.rank.batch import Batch, check_tokens
+from daemon.rank.device import Device
 from daemon.rank.dtypes import choose_dtype, cpu_flags
 from daemon.rank.errors import BadOption
 from daemon.rank.facts import ModelFiles, read_files
@@ -39,7 +39,7 @@ OPTIONS = {"model_impl": "auto", "device": "auto"}
 class TorchRunner:
     """Loads a directory, sizes the arena from the layers' real shapes, and runs ragged batches."""
 
-    arena: ArenaBytes
+    device: Device
 
     def __init__(self, settings: RankSettings, stage: int, rank: int) -> None:
         if (stage, rank) != (0, 0):
@@ -57,7 +57,6 @@ class TorchRunner:
         self._sampler: Sampler
         self._logprobs = LogprobReports()
         self._backend = open_backend(self._option("device"))
-        self.device = self._backend.device
         self._last = torch.zeros(settings.max_running_requests, dtype=torch.int64, device=self._backend.torch_device)
 
     def prepare(self) -> Prepared:
@@ -89,12 +88,12 @@ class TorchRunner:
         return self._settings.options.get(name, OPTIONS[name])
 
     def begin(self, geometry: Geometry, stage: int) -> None:
-        """Allocate the arena of the agreed geometry and its typed views."""
+        """Open a device with an arena of the agreed geometry, and its typed views."""
         self._open_arena(geometry.stages[stage])
 
     def _open_arena(self, stage: StageGeometry) -> None:
         backend, model = self._backend, self._model
-        self.arena, data = backend.allocate(stage)
+        self.device, data = backend.open_device(stage)
         views = layer_views(data, self._sized.plan, len(model.shapes), model.dtype)
         self._attention = backend.attention(views)
         self._sampler = Sampler(self._files.vocab_size, backend.torch_device, backend.draw)

@@ -1,11 +1,12 @@
-"""The arena and attention of a GPU: the Triton kernels behind the interfaces that the CPU's versions answer to.
+"""Units, id tables and attention of a GPU: the Triton kernels behind the interfaces that the CPU's versions answer to.
 
-Owns the upload of a batch's columns. Must never use a stream of its own: the caller's current stream orders everything.
+Owns the upload of columns. Must never use a stream of its own: the caller's current stream orders everything.
 Decode rows come first in a batch and are computed by the split kernel, the chunks behind them by the extend kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allocator.columns import Int32s
+from allocator.columns import Int32s, Int64s
 from allocator.geometry import StageGeometry
-from daemon.rank.arena import check_units
 from daemon.rank.batch import Batch
+from daemon.rank.host_pool import HostPool, no_pool
 from daemon.rank.paged_attention import LayerViews
 from kernels.attention_decode import attention_decode
 from kernels.attention_prefill import attention_prefill, tiles_of
 from kernels.store_rows import store_rows
-from kernels.units import copy_units, zero_units
+from kernels.units import copy_units, update_table, zero_units
 
 
 def upload(column: NDArray[np.integer], device: torch.device) -> Tensor:
@@ -32,27 +33,59 @@ def upload(column: NDArray[np.integer], device: torch.device) -> Tensor:
     return host.to(device, non_blocking=True)
 
 
-class TritonArena:
-    """An arena of device bytes, uint8[arena_bytes]; units are zeroed and copied by kernels."""
+class TritonUnits:
+    """Unit operations on device bytes, uint8[arena_bytes], and the id tables beside them; on the current stream.
 
-    def __init__(self, stage: StageGeometry, data: Tensor) -> None:
-        self._stage = stage
+    Host copies go unit by unit between the arena and the rows of `pool`, which must be pinned to be asynchronous.
+    """
+
+    def __init__(self, stage: StageGeometry, data: Tensor, pool: HostPool | None = None) -> None:
+        self._unit_bytes = [band.unit_bytes for band in stage.bands]
         self._data = data
+        self._pool = pool
+        self.tables: list[Tensor] = []
+
+    def open_tables(self, tables: Sequence[Int32s]) -> None:
+        """Put every band's id table on the device, int32[ids + 1]."""
+        self.tables = [upload(table, self._data.device) for table in tables]
 
     def zero(self, band: int, units: Int32s) -> None:
         """Zero whole units of a band."""
-        check_units(self._stage, band, units)
         if units.size:
-            zero_units(self._data, upload(units, self._data.device), self._stage.bands[band].unit_bytes)
+            zero_units(self._data, self._put(units), self._unit_bytes[band])
 
     def copy(self, band: int, sources: Int32s, targets: Int32s) -> None:
         """Copy units pair by pair; sources and targets are disjoint."""
-        check_units(self._stage, band, sources)
-        check_units(self._stage, band, targets)
         if sources.size:
-            device = self._data.device
-            pairs = (upload(sources, device), upload(targets, device))
-            copy_units(self._data, *pairs, self._stage.bands[band].unit_bytes)
+            copy_units(self._data, self._put(sources), self._put(targets), self._unit_bytes[band])
+
+    def bind(self, band: int, virtual: Int32s, physical: Int32s) -> None:
+        """table[virtual] = physical; virtual ids are distinct."""
+        if virtual.size:
+            update_table(self.tables[band], self._put(virtual), self._put(physical))
+
+    def to_host(self, use: int, band: int, units: Int32s, slots: Int64s) -> None:
+        """Units into host slots; raises StepRefused without a pool or for a slot beyond it."""
+        pool = self._pool or no_pool(use)
+        pool.fill(band, slots)
+        for row, unit in self._rows(pool, band, units, slots):
+            row.copy_(unit, non_blocking=True)
+
+    def from_host(self, use: int, band: int, units: Int32s, slots: Int64s) -> None:
+        """Host slots into units; raises StepRefused without a pool, and for a slot beyond it or never written."""
+        pool = self._pool or no_pool(use)
+        pool.require(band, slots)
+        for row, unit in self._rows(pool, band, units, slots):
+            unit.copy_(row, non_blocking=True)
+
+    def _rows(self, pool: HostPool, band: int, units: Int32s, slots: Int64s) -> Iterator[tuple[Tensor, Tensor]]:
+        """The host row and the unit's bytes of each pair: views."""
+        rows, size = torch.from_numpy(pool.rows(band)), self._unit_bytes[band]
+        for unit, slot in zip(units.tolist(), slots.tolist(), strict=True):
+            yield rows[slot], self._data[unit * size : (unit + 1) * size]
+
+    def _put(self, column: Int32s) -> Tensor:
+        return upload(column, self._data.device)
 
 
 class _Plan(NamedTuple):

@@ -9,7 +9,7 @@ from allocator.columns import pack_i32
 from allocator.effects import Bind, Copy, Effect, WaitForward, Zero
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from daemon.rank.arena import HostArena
-from daemon.rank.device import ImmediateDevice
+from daemon.rank.device import HostDevice
 from daemon.rank.errors import StepRefused
 from daemon.rank.executor import Executor
 
@@ -21,12 +21,12 @@ STAGE = StageGeometry(
 GEOMETRY = Geometry(4, 30, 5, [STAGE])
 
 
-def made() -> tuple[Executor, HostArena, ImmediateDevice]:
+def made() -> tuple[Executor, HostArena, HostDevice]:
     """An executor over an arena whose every byte but the sink's is its unit's number in 256-byte units."""
-    arena = HostArena(STAGE)
+    device = HostDevice(STAGE)
+    arena = device.arena
     arena.units(2)[2:] = np.arange(2, 20, dtype=np.uint8)[:, None]
-    device = ImmediateDevice()
-    return Executor(GEOMETRY, 0, arena, device), arena, device
+    return Executor(GEOMETRY, 0, device, [0, 0, 0]), arena, device
 
 
 def test_effects_are_performed_in_order() -> None:
@@ -75,7 +75,7 @@ def test_impossible_effects_are_refused(name: str) -> None:
 
 def test_forwards_are_recorded_in_order() -> None:
     """A device refuses a forward that is not newer than the last."""
-    device = ImmediateDevice()
+    device = HostDevice(STAGE)
     device.record_forward(2)
     device.wait_forward(2)
     with pytest.raises(StepRefused, match="after forward 2"):

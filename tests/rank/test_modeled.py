@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from allocator.columns import f32, i64
-from daemon.rank.arena import HostArena
+from daemon.rank.device import HostDevice
 from daemon.rank.errors import BadOption
 from daemon.rank.modeled import ModeledRunner, read_options
 from ipc.messages import Sampling
@@ -59,9 +59,9 @@ def test_a_foreign_byte_in_any_page_changes_the_output(page: int) -> None:
         driver.step([(0, PROMPT[:20], False)])
     runner = hurt.runner
     assert isinstance(runner, ModeledRunner)
-    assert isinstance(runner.arena, HostArena)
+    assert isinstance(runner.device, HostDevice)
     unit = hurt.worker.executor.tables[hurt.owner][hurt.rows[0].pages[page]]
-    runner.arena.units(hurt.owner)[unit, 9] ^= 4
+    runner.device.arena.units(hurt.owner)[unit, 9] ^= 4
     for driver in (clean, hurt):
         driver.step([(0, PROMPT[20:], True)])
     assert clean.rows[0].tokens != hurt.rows[0].tokens

@@ -185,7 +185,7 @@ def test_pages_are_zero_when_handed_out_again() -> None:
     driver.start(1)
     driver.step([(1, [60], True)])
     unit = driver.worker.executor.tables[driver.owner][driver.rows[1].pages[0]]
-    page = driver.runner.arena.units(driver.owner)[unit]  # type: ignore[attr-defined]
+    page = driver.runner.device.arena.units(driver.owner)[unit]  # type: ignore[attr-defined]
     assert np.count_nonzero(page[8:]) == 0
     assert np.count_nonzero(page[:8]) > 0
 
@@ -194,7 +194,7 @@ def test_the_sink_stays_zero() -> None:
     """No step writes the bytes below the chain."""
     driver = Driver(settings())
     churn(driver, 80, 3)
-    assert not driver.runner.arena.data[: driver.prepared.geometry.chain_start_bytes].any()  # type: ignore[attr-defined]
+    assert not driver.runner.device.arena.data[: driver.prepared.geometry.chain_start_bytes].any()  # type: ignore[attr-defined]
 
 
 REFUSED = {

@@ -59,4 +59,4 @@ def test_a_warm_rank_starts_like_a_cold_one(tmp_path: Path, monkeypatch: pytest.
         driver.step([])
     assert warm.rows[0].tokens == cold.rows[0].tokens
     assert [report.bands for report in warm.reports] == [report.bands for report in cold.reports]
-    assert not warm.runner.arena.data[: warm.prepared.geometry.chain_start_bytes].any()  # type: ignore[attr-defined]
+    assert not warm.runner.device.arena.data[: warm.prepared.geometry.chain_start_bytes].any()  # type: ignore[attr-defined]
