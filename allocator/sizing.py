@@ -138,10 +138,17 @@ def _floor(plan: StoragePlan, max_model_len: int, max_batched_tokens: int, slots
     """The smallest request there is, one prompt and one output token, with its windows and state in full."""
     one = RequestSizes(prompt_tokens=1, output_tokens=1)
     least = request_demand(plan.band_geometries(), plan.page_size, one, Purpose.CEILING)
-    longest = RequestSizes(max_model_len, 0, chunk_tokens=min(max_batched_tokens, max_model_len))
+    longest = _sizes(plan, max_model_len, max_batched_tokens, slots_per_request)
     most = request_demand(plan.band_geometries(), plan.page_size, longest, Purpose.CEILING)
     pick = {"full": least, "window": most, "state": (slots_per_request,) * len(plan.bands)}
     return tuple(pick[band.geometry.kind][index] for index, band in enumerate(plan.bands))
+
+
+def _sizes(plan: StoragePlan, tokens: int, max_batched_tokens: int, slots_per_request: int) -> RequestSizes:
+    """A request of `tokens` stored tokens; one that owns a checkpoint slot holds its windows back to the checkpoint."""
+    interval = max((band.checkpoint_interval for band in plan.bands), default=0) if slots_per_request > 1 else 0
+    chunk = min(tokens, max_batched_tokens)
+    return RequestSizes(tokens, 0, chunk_tokens=chunk, checkpoint_interval=interval)
 
 
 def _missing_bytes(plan: StoragePlan, start_bytes: int, arena_bytes: int, floor: Demand) -> int:
@@ -210,7 +217,7 @@ def _concurrency(
     """Requests at once, by memory alone, at 1/16, 1/4 and all of the model's length."""
     rows: list[Concurrency] = []
     for tokens in sorted({max(1, max_model_len // 16), max(1, max_model_len // 4), max_model_len}):
-        sizes = RequestSizes(tokens, 0, chunk_tokens=min(tokens, max_batched_tokens))
+        sizes = _sizes(plan, tokens, max_batched_tokens, slots_per_request)
         one = list(request_demand(plan.band_geometries(), plan.page_size, sizes, Purpose.CEILING))
         for index, band in enumerate(plan.bands):
             if band.geometry.kind == "state":

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.capacity import StageWalk
-from allocator.decl import MHA, Full, Layer, Lifetime, Part, State, StateLife, StateTensor, Window
+from allocator.decl import MHA, MLA, Full, Layer, Lifetime, Part, State, StateLife, StateTensor, Window
 from allocator.errors import BudgetTooSmall
 from allocator.geometry import Geometry
 from allocator.logical.chain import LogicalChain
@@ -18,6 +18,7 @@ from allocator.plan import StoragePlan, plan_storage
 from allocator.sizing import Sizing, Term, size_arena
 
 ATTENTION = MHA(1, 8, 8, "float32")
+LIFE = StateLife(64)
 STATE = State((StateTensor("ssm", (10, 10), "float32"),))
 
 
@@ -135,6 +136,85 @@ def test_the_sink_is_as_large_as_the_largest_token_unit() -> None:
     slot = plan.bands[0].geometry.unit_bytes
     assert sizing.geometry.chain_start_bytes >= max(pages) + slot
     assert sizing.geometry.chain_start_bytes % slot == 0
+
+
+kv = st.one_of(
+    st.builds(MHA, st.integers(1, 3), st.integers(1, 20), st.integers(1, 20), st.sampled_from(["float32", "float16"])),
+    st.builds(MLA, st.integers(1, 40), st.integers(0, 8), st.sampled_from(["bfloat16", "float8_e4m3fn"])),
+)
+parts = st.one_of(
+    st.builds(Part, kv, st.one_of(st.just(Full()), st.builds(Window, st.sampled_from([8, 40, 130])))),
+    st.builds(
+        lambda rows: Part(
+            State((StateTensor("conv", (rows, 3), "float16"), StateTensor("ssm", (4, 4), "float32"))), LIFE
+        ),
+        st.integers(1, 60),
+    ),
+)
+models = st.lists(
+    st.builds(Layer, st.lists(parts, max_size=3, unique_by=lambda part: part.lifetime).map(tuple)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), model=models, page_size=st.sampled_from([1, 4, 16]), slots=st.integers(1, 2))
+def test_every_stage_of_any_model_is_sized_or_refused_exactly(
+    data: st.DataObject, model: list[Layer], page_size: int, slots: int
+) -> None:
+    """Layers of any kinds, dealt to two stages: a budget of the floor is enough and 256 bytes less are not; the sink
+    covers unit 0 of every token band, the padding slot lies right below the chain's first state unit, none overlap."""
+    first = set(data.draw(st.lists(st.integers(0, len(model) - 1), max_size=len(model))))
+    stages = [plan_storage(model, page_size, first), plan_storage(model, page_size, set(range(len(model))) - first)]
+    assert [b.geometry.name for b in stages[0].bands] == [b.geometry.name for b in stages[1].bands]
+    for plan in stages:
+        floor = 0  # of a stage that stores nothing
+        if any(band.geometry.unit_bytes for band in plan.bands):
+            with pytest.raises(BudgetTooSmall) as caught:
+                size(plan, 0, slots_per_request=slots)
+            floor = caught.value.missing_bytes
+            with pytest.raises(BudgetTooSmall):
+                size(plan, floor - 1, slots_per_request=slots)
+        for budget in (floor, 3 * floor + 777):
+            check_stage(size(plan, budget, slots_per_request=slots), plan)
+
+
+def check_stage(sizing: Sizing, plan: StoragePlan) -> None:
+    """The fixed bytes below the chain are what the module says, and no band's first unit reaches into them."""
+    start, bands = sizing.geometry.chain_start_bytes, sizing.geometry.bands
+    sink = max(band.unit_bytes for band in bands if band.kind != "state")
+    fixed_end = sink
+    for band in bands:
+        if band.kind == "state" and band.unit_bytes:
+            padding = start // band.unit_bytes - 1
+            assert (padding + 1) * band.unit_bytes == start, "the chain's first state unit is the one above"
+            assert padding * band.unit_bytes >= sink
+            fixed_end = (padding + 1) * band.unit_bytes
+    assert start == fixed_end
+    for band, units in zip(bands, sizing.targets, strict=True):
+        if band.kind != "state" and band.unit_bytes:
+            assert units >= 1
+    assert StageWalk(sizing.geometry).overlap_bytes(sizing.targets) <= 0
+    assert bands == plan.band_geometries()
+
+
+def test_a_band_of_mixed_geometries_has_one_unit() -> None:
+    """Layers of other heads, dims, dtypes and a latent share a page: its bytes are their aligned planes' sum."""
+    geometries = [MHA(3, 64, 64, "bfloat16"), MHA(1, 10, 6, "float32"), MLA(40, 9, "float8_e4m3fn")]
+    plan = plan_storage([Layer((Part(geometry, Full()),)) for geometry in geometries], 5)
+    planes = [5 * 3 * 64 * 2, 5 * 3 * 64 * 2, 5 * 10 * 4, 5 * 6 * 4, 5 * 49]
+    assert plan.bands[0].geometry.unit_bytes == -(-sum(-(-plane // 16) * 16 for plane in planes) // 256) * 256
+    assert [view.dtype for view in plan.bands[0].planes] == ["bfloat16"] * 2 + ["float32"] * 2 + ["float8_e4m3fn"]
+    assert size(plan, 100_000).geometry.chain_start_bytes == plan.bands[0].geometry.unit_bytes
+
+
+def test_a_checkpoint_holds_windows_back() -> None:
+    """With a checkpoint slot the floor has room for a window that reaches back to the last checkpoint."""
+    plan = hybrid_plan()
+    short, long = (size(plan, 200_000, running=1, length=600, slots_per_request=slots) for slots in (1, 2))
+    held = 64 // 16  # pages of one checkpoint interval
+    assert [b - a for a, b in zip(short.targets[1:3], long.targets[1:3], strict=True)] == [held, held]
 
 
 def test_an_owner_without_bytes_does_not_limit_the_ids_of_others() -> None:
