@@ -1,0 +1,167 @@
+"""The layout search, against brute force over every cut on small arenas and against its own bound on large ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from allocator.physical import layout_refine
+from allocator.physical.layout import BandLayout, Int64s, Layout, Level, search
+
+Extent = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class World:
+    """An arena: bands with their live units, and the bytes they share."""
+
+    bands: list[BandLayout]
+    live: list[list[int]]
+    start: int
+    end: int
+
+    def outside(self, k: int, begin: int, end: int) -> int:
+        """Bytes of band k's live units outside units [begin, end)."""
+        return sum(not begin <= unit < end for unit in self.live[k]) * self.bands[k].unit_bytes
+
+
+def below(live: Sequence[int]) -> Callable[[Int64s], Int64s]:
+    """live_below of these ascending units."""
+    column = np.array(live, dtype=np.int64)
+    return lambda units: np.searchsorted(column, units, "left")
+
+
+def world(rng: random.Random, units: Sequence[int], arena: int, fill: float = 0.6, roomy: bool = False) -> World:
+    """Random live units in chain order, spans around them, needs, and now and then pinned units and limits."""
+    start = rng.randrange(min(4, arena))
+    edges = [start, *sorted(rng.randrange(start, arena + 1) for _ in units[1:]), arena]
+    bands: list[BandLayout] = []
+    lives: list[list[int]] = []
+    for unit, (begin, end) in zip(units, pairwise(edges), strict=True):
+        first, limit = -(-start // unit), arena // unit
+        own = range(-(-begin // unit), max(end // unit, -(-begin // unit)))
+        live = [u for u in own if rng.random() < fill]
+        if live and rng.random() < 0.2:
+            first, limit = rng.randint(first, live[0]), rng.randint(live[-1] + 1, limit)
+        need = len(live) + (rng.randrange(4) if roomy or rng.random() < 0.7 else 0)
+        pinned = None
+        if live and rng.random() < 0.2:
+            fixed = sorted(rng.sample(live, rng.randint(1, min(2, len(live)))))
+            pinned = (fixed[0], fixed[-1] + 1)
+        span = (live[0], live[-1] + 1) if live else (0, 0)
+        if live and rng.random() < 0.5:
+            span = (max(own[0], first), min(own[-1] + 1, limit))
+        bands.append(BandLayout(unit, first, limit, *span, need, pinned, below(live)))
+        lives.append(live)
+    return World(bands, lives, start, arena)
+
+
+def brute(world: World, inner_stay: bool) -> int | None:
+    """The least bytes to move, over all byte positions of all cuts; None when nothing holds the needs.
+
+    `inner_stay`: only the first and the last band may have units outside their pieces.
+    """
+    needed = [k for k, band in enumerate(world.bands) if band.need_units]
+    best: dict[int, int] = {world.start: 0}
+    for k in needed:
+        band = world.bands[k]
+        after: dict[int, int] = {}
+        for edge in range(world.start, world.end + 1) if k != needed[-1] else (world.end,):
+            for before, paid in best.items():
+                begin = max(band.first_unit, -(-before // band.unit_bytes))
+                end = min(band.limit_unit, edge // band.unit_bytes)
+                if end - begin < band.need_units:
+                    continue
+                if band.pinned and not begin <= band.pinned[0] < band.pinned[1] <= end:
+                    continue
+                cost = world.outside(k, begin, end)
+                if inner_stay and cost and 0 < k < len(world.bands) - 1:
+                    continue
+                after[edge] = min(after.get(edge, 1 << 60), paid + cost)
+        best = after
+    return min(best.values()) if best else None
+
+
+def first_fit(world: World) -> bool:
+    """The closed form: every band starts as early as it can, covers its pinned units, and ends inside."""
+    edge = world.start
+    for band in world.bands:
+        if not band.need_units:
+            continue
+        begin = max(band.first_unit, -(-edge // band.unit_bytes))
+        if band.pinned and begin > band.pinned[0]:
+            return False
+        end = max(begin + band.need_units, band.pinned[1] if band.pinned else 0)
+        edge = end * band.unit_bytes
+        if end > band.limit_unit or edge > world.end:
+            return False
+    return True
+
+
+def check_ranges(world: World, found: Layout) -> None:
+    """The ranges hold needs and pinned units, keep chain order, and cost what is said."""
+    edge, cost, inner = world.start, 0, 0
+    for k, (band, (begin, end)) in enumerate(zip(world.bands, found.ranges, strict=True)):
+        if not band.need_units:
+            assert begin == end
+            continue
+        assert end - begin >= band.need_units
+        assert band.first_unit <= begin < end <= band.limit_unit
+        assert begin * band.unit_bytes >= edge
+        edge = end * band.unit_bytes
+        if band.pinned:
+            assert begin <= band.pinned[0] < band.pinned[1] <= end
+        outside = world.outside(k, begin, end)
+        cost += outside
+        inner += outside if 0 < k < len(world.bands) - 1 else 0
+    assert edge <= world.end
+    assert cost == found.cost_bytes
+    assert found.level == (Level.NO_MOVE if cost == 0 else Level.RELAYOUT if inner else Level.FLUSH_ENDS)
+
+
+def small_worlds() -> Iterator[World]:
+    """Every combination of 1 to 4 bands of unit sizes 1 to 4, each with a few arenas and live sets drawn for it."""
+    rng = random.Random(20)
+    for bands, draws in ((1, 40), (2, 60), (3, 30), (4, 12)):
+        for units in product((1, 2, 3, 4), repeat=bands):
+            for _ in range(draws):
+                yield world(rng, units, rng.randint(8, 24), rng.choice((0.3, 0.6, 1.0)))
+
+
+def test_the_search_is_optimal_on_small_arenas() -> None:
+    """Feasibility, cost and level equal brute force over all cuts; the closed form says which are feasible."""
+    seen = dict.fromkeys((None, *Level), 0)
+    for case in small_worlds():
+        best = brute(case, inner_stay=False)
+        found = search(case.bands, case.start, case.end)
+        assert (best is not None) == first_fit(case)
+        seen[found.level if found else None] += 1
+        if found is None:
+            assert best is None
+            continue
+        check_ranges(case, found)
+        assert found.cost_bytes == found.bound_bytes == best, case
+        if found.level == Level.RELAYOUT:
+            assert brute(case, inner_stay=True) != best, "the lower level costs as much"
+    assert min(seen.values()) > 100, seen
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_the_refinement_keeps_its_bound(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With very few cells per round the bound never exceeds the optimum, nor the cost 1.05 times the bound."""
+    monkeypatch.setattr(layout_refine, "PARTS", parts)
+    refined = 0
+    for case in list(small_worlds())[parts::7]:
+        best = brute(case, inner_stay=False)
+        found = search(case.bands, case.start, case.end)
+        assert (found is None) == (best is None)
+        if found is not None and best is not None:
+            check_ranges(case, found)
+            assert found.bound_bytes <= best <= found.cost_bytes <= 1.05 * found.bound_bytes
+            refined += best > 0
+    assert refined > 30
