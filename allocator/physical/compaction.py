@@ -1,8 +1,7 @@
 """Compaction of an end: which units an opportunistic flush moves, and how far the frontier retreats.
 
 Owns two pure plans over a band's columns. Must never wait for a forward, move a unit that an unfinished forward writes,
-or let the frontier pass a unit that pends. Urgent compaction (inside relief) does not exist here: it makes room for
-*other* bands, and this version serves one band per arena, whose own holes are room already.
+or let the frontier pass a unit that pends. Urgent compaction is relief's: it makes room for *other* bands.
 """
 
 from __future__ import annotations
@@ -14,11 +13,8 @@ from numpy.typing import NDArray
 
 from allocator.columns import Int32s
 from allocator.free_set import FreeSet
+from allocator.physical.units import HOLE, LIVE
 
-BEYOND, HOLE, LIVE, PENDING, VACATED = range(5)
-"""States of a position: outside the span, free inside it, bound, freed behind a forward, moved from behind one."""
-
-STATE_NAMES = ("beyond", "hole", "live", "pending", "vacated")
 _SCAN = 1024
 
 _NONE = np.empty(0, dtype=np.int32)
@@ -50,17 +46,30 @@ def plan_moves(
     return sources[:pairs], targets[:pairs]
 
 
-def plan_retreat(state: NDArray[np.uint8], frontier: int) -> int:
-    """The frontier after it gave back the holes at its boundary."""
-    assert 0 <= frontier <= state.size
+def plan_retreat(state: NDArray[np.uint8], frontier: int, begin: int = 0) -> int:
+    """The frontier after it gave back the holes at its boundary; `begin` when nothing but holes is inside."""
+    assert 0 <= begin <= frontier <= state.size
     top = frontier
-    while top > 0:
-        base = max(0, top - _SCAN)
+    while top > begin:
+        base = max(begin, top - _SCAN)
         used = (state[base:top] != HOLE).nonzero()[0]
         if used.size:
             return base + int(used[-1]) + 1
         top = base
-    return 0
+    return begin
+
+
+def plan_advance(state: NDArray[np.uint8], begin: int, frontier: int) -> int:
+    """The begin of a float's span after it gave back the holes at that boundary; something inside is no hole."""
+    assert 0 <= begin < frontier <= state.size
+    base = begin
+    while base < frontier:
+        top = min(frontier, base + _SCAN)
+        used = (state[base:top] != HOLE).nonzero()[0]
+        if used.size:
+            return base + int(used[0])
+        base = top
+    return frontier
 
 
 def _highest_live(state: NDArray[np.uint8], frontier: int, floor: int, count: int) -> Int32s:

@@ -1,38 +1,89 @@
-"""The ledger of one band: a record per use of its units that is not over, and what a consumer must do about it.
+"""The ledger: a record per use of units that is not over, and what a consumer must do about it.
 
-Owns forward writes and vacated units, the hazards that exist in this version; host copies, network transfers, fenced
-bytes and fixed units join here. Must never decide what is taken or moved. Invariant: a record ends by logical progress
-only, the same on every rank.
+Owns, per band, which forward writes which unit, the vacated units, and how many uses touch each unit (`BandLedger`);
+per stage, the open uses with the units they resolved, and the bytes that a band gave up while a use still touches them
+(`StageLedger`). Must never decide what is taken or moved. Invariant: a record ends by logical progress only, the same
+on every rank: a forward is processed, a use is released, or an effect made the schedule stream (or the host) wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
+from allocator.checks import Checks
 from allocator.columns import Int32s
 from allocator.physical.clearance import CLEARANCE, Clear, Consumer, Hazard
 from allocator.physical.forward_steps import ForwardSteps, PendingBatches
+
+HELD = 4  # the row of a receive that is not published; no hazard, but a reason to stay
+ROWS = {Hazard.COPY_READ: 0, Hazard.COPY_WRITE: 1, Hazard.NETWORK: 2, Hazard.FIXED: 3}
+COPIES = (Hazard.COPY_READ, Hazard.COPY_WRITE)
+_COUNTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A host copy or transfer: its hazard (None: a hold), and per band the positions it resolved, ascending.
+
+    A hold names virtual ids instead, because its units may still move.
+    """
+
+    number: int
+    hazard: Hazard | None
+    parts: tuple[tuple[int, Int32s], ...]
+
+    def column(self, band: int) -> Int32s | None:
+        """Its units of one band."""
+        return next((column for index, column in self.parts if index == band), None)
 
 
 class BandLedger:
     """Uses of a band's units, by position in the band."""
 
-    __slots__ = ("_steps", "_written_by", "vacated")
+    __slots__ = ("_capacity", "_counts", "_steps", "_unknown_through", "_written_by", "held", "uses", "vacated")
 
     def __init__(self, capacity: int, steps: ForwardSteps) -> None:
+        self._capacity = capacity
         self._steps = steps
         self._written_by = np.zeros(capacity, dtype=np.int64)  # the newest forward that writes the unit, 0: none
+        self._counts: NDArray[np.int16] | None = None  # int16[uses by kind, capacity], made at the first use
+        self._unknown_through = 0  # forwards up to this one may write any unit
         self.vacated = PendingBatches()  # moved-from units, behind the newest forward that may still read them
+        self.held = 0  # units that await publication
+        self.uses = 0  # columns of uses on record
+
+    # --- forwards ------------------------------------------------------------------------------------------------
 
     def record_writes(self, seq: int, positions: Int32s) -> None:
         """Forward `seq` writes these units until it retires."""
         assert seq > self._steps.retired_through, "a forward that is over cannot write"
         self._written_by[positions] = seq
 
+    def record_tenant(self, seq: int, positions: Int32s) -> None:
+        """Units taken without waiting for forward `seq`, which may still write them for their last tenant."""
+        self._written_by[positions] = np.maximum(self._written_by[positions], seq)
+
+    def record_unknown(self, seq: int) -> None:
+        """Forward `seq` may write any unit of the band (speculative): nothing moves unwaited until it retires."""
+        self._unknown_through = seq
+
     def written(self, positions: Int32s) -> NDArray[np.bool_]:
         """For each position, whether a forward that has not retired writes it (hazard FORWARD)."""
-        return self._written_by[positions] > self._steps.retired_through
+        retired = self._steps.retired_through
+        if self._unknown_through > retired:
+            return np.ones(positions.size, dtype=np.bool_)
+        return self._written_by[positions] > retired
+
+    def move_writes(self, sources: Int32s, targets: Int32s) -> None:
+        """The contents went elsewhere; so does what is known about who wrote them, and holds."""
+        self._written_by[targets] = 0
+        if self._counts is not None and self.held:
+            self._counts[HELD, targets] = self._counts[HELD, sources]
+            self._counts[HELD, sources] = 0
 
     def written_positions(self) -> Int32s:
         """Positions with a write that has not retired: for idle checks and tests."""
@@ -40,12 +91,119 @@ class BandLedger:
 
     def stream_wait(self, consumer: Consumer, seq: int) -> bool:
         """Whether `consumer` of units that forward `seq` may touch must first have its stream wait for it."""
-        clear = CLEARANCE[consumer][Hazard.FORWARD]
-        assert clear in (Clear.NONE, Clear.STREAM_WAIT), f"{consumer} is not served by this version"
-        return clear is Clear.STREAM_WAIT and self._steps.wait(seq)
+        return CLEARANCE[consumer][Hazard.FORWARD] is Clear.STREAM_WAIT and self._steps.wait(seq)
+
+    # --- uses ----------------------------------------------------------------------------------------------------
+
+    def add(self, hazard: Hazard | None, positions: Int32s) -> None:
+        """One more use touches these positions."""
+        if self._counts is None:
+            self._counts = np.zeros((_COUNTS, self._capacity), dtype=np.int16)
+        row = HELD if hazard is None else ROWS[hazard]
+        self._counts[row, positions] += 1
+        self.uses += 1
+        if hazard is None:
+            self.held += positions.size
+
+    def remove(self, hazard: Hazard | None, positions: Int32s) -> None:
+        """A use of these positions is over."""
+        assert self._counts is not None, "only what was added is removed"
+        row = HELD if hazard is None else ROWS[hazard]
+        self._counts[row, positions] -= 1
+        assert (self._counts[row, positions] >= 0).all(), "a use ends once"
+        self.uses -= 1
+        if hazard is None:
+            self.held -= positions.size
+
+    def touched(self, positions: Int32s) -> NDArray[np.bool_] | None:
+        """For each position, whether a host copy or transfer may touch it; None: none does anywhere."""
+        if self._counts is None or not self.uses:
+            return None
+        rows: NDArray[np.bool_] = self._counts[:3, positions] > 0
+        out: NDArray[np.bool_] = rows[0] | rows[1] | rows[2]
+        return out
+
+    def fixed(self, positions: Int32s) -> NDArray[np.bool_] | None:
+        """For each position, whether a peer knows its address; None: none anywhere."""
+        return None if self._counts is None or not self.uses else self._counts[ROWS[Hazard.FIXED], positions] > 0
 
     def may_move_unwaited(self, positions: Int32s) -> NDArray[np.bool_]:
         """For each source, whether a move needs no wait: what an opportunistic flush may touch."""
-        if CLEARANCE[Consumer.SCHEDULE_COPY][Hazard.FORWARD] is Clear.NONE:
-            return np.ones(positions.size, dtype=np.bool_)
-        return ~self.written(positions)
+        movable = ~self.written(positions)
+        if self._counts is not None and self.uses:
+            for hazard in (Hazard.COPY_WRITE, Hazard.NETWORK, Hazard.FIXED):
+                if CLEARANCE[Consumer.SCHEDULE_COPY][hazard] is not Clear.NONE:
+                    movable &= self._counts[ROWS[hazard], positions] == 0
+        return movable
+
+    def is_clear(self) -> bool:
+        """Whether no use of any unit is on record."""
+        return self.uses == 0
+
+
+class StageLedger:
+    """Open uses of one stage by number, ascending, and the bytes they touch outside every span."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._open: dict[int, Use] = {}
+        self._waited: set[int] = set()  # open for the daemon, over for this rank
+        self.strays: list[tuple[int, int, int]] = []  # first byte, end byte, use
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Use]:
+        return iter(self._open.values())
+
+    def begin(self, use: Use) -> None:
+        """A use begins; numbers rise, so the order of records is the order of their numbers for host copies."""
+        if use.number in self._open or use.number in self._waited:
+            self._checks.broken("use.once", f"use {use.number} is on record already")
+        self._open[use.number] = use
+
+    def end(self, number: int) -> Use | None:
+        """A use is over by release; None where a wait has ended its record before."""
+        if number in self._waited:
+            self._waited.remove(number)
+            return None
+        if number not in self._open:
+            self._checks.broken("use.once", f"use {number} is released, but not on record")
+        return self._forget(number)
+
+    def wait(self, number: int) -> Use:
+        """The schedule stream, or the host, waits for a use: for this rank it is over."""
+        self._waited.add(number)
+        return self._forget(number)
+
+    def holds(self, number: int) -> bool:
+        """Whether `number` is a hold that has not been published."""
+        use = self._open.get(number)
+        return use is not None and use.hazard is None
+
+    def fence(self, first_byte: int, end_byte: int, number: int) -> None:
+        """These bytes leave their band's span while use `number` may still touch them."""
+        assert first_byte < end_byte
+        self.strays.append((first_byte, end_byte, number))
+
+    def uses_of_bytes(self, first_byte: int, end_byte: int) -> list[int]:
+        """Uses that may still touch bytes outside every span, in [first_byte, end_byte); ascending."""
+        found = {number for first, end, number in self.strays if first < end_byte and first_byte < end}
+        return sorted(found)
+
+    def uses_of(self, band: int, positions: Int32s, hazards: tuple[Hazard, ...]) -> list[int]:
+        """Uses of these hazards that touch any of these positions; ascending."""
+        found: list[int] = []
+        for use in self._open.values():
+            column = use.column(band) if use.hazard in hazards else None
+            if column is not None and np.isin(positions, column).any():
+                found.append(use.number)
+        return sorted(found)
+
+    def is_clear(self) -> bool:
+        """Whether nothing is on record: for idle checks."""
+        return not (self._open or self._waited or self.strays)
+
+    def _forget(self, number: int) -> Use:
+        self.strays = [stray for stray in self.strays if stray[2] != number]
+        return self._open.pop(number)

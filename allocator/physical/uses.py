@@ -1,0 +1,108 @@
+"""Uses: what begins when a host copy or a network transfer is submitted.
+
+Owns the translation of a use's virtual ids into units, once, when its op is applied, and the waits that come before it.
+Must never remember an address from before: until submission, the units of a load may have moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from allocator.columns import Int32s, pack_i32
+from allocator.effects import Effect, HostRead, HostWrite, PublishUnits, SendUnits
+from allocator.ops import Backup, Hold, Load, Part, Publish, Send, UseOp
+from allocator.physical.band import Band
+from allocator.physical.clearance import CLEARANCE, Clear, Consumer, Hazard
+from allocator.physical.forward_steps import ForwardSteps
+from allocator.physical.ledger import COPIES, StageLedger, Use
+
+WaitForUses = Callable[[Sequence[int]], list[Effect]]
+
+HAZARDS: dict[type[UseOp], Hazard | None] = {
+    Backup: Hazard.COPY_READ,
+    Load: Hazard.COPY_WRITE,
+    Hold: None,
+    Send: Hazard.NETWORK,
+    Publish: Hazard.FIXED,
+}
+"""What each kind of use is to the next consumer of its units."""
+
+
+class HasParts(Protocol):
+    """An op that names units by parts."""
+
+    @property
+    def parts(self) -> list[Part]:
+        """One per band, ascending."""
+
+
+def begin_use(
+    op: UseOp,
+    columns: Sequence[tuple[Band, Int32s]],
+    ledger: StageLedger,
+    steps: ForwardSteps,
+    wait: WaitForUses,
+) -> list[Effect]:
+    """Puts a use on record with the units of its parts that this stage stores; effects to submit it."""
+    for band, ids in columns:
+        band.check_bound(ids, f"use {op.use} names")
+    effects: list[Effect] = []
+    if isinstance(op, Publish) and ledger.holds(op.use):
+        held = ledger.end(op.use)
+        assert held is not None
+        for band, _ in columns:
+            band.use_over(held)
+    for band, ids in columns:
+        positions = band.units.positions(ids)
+        if isinstance(op, Load | Publish):
+            effects += clear_writes(band, positions, ledger, wait)
+        elif not isinstance(op, Hold):
+            effects += clear_reads(band, positions, ledger, wait)
+    effects += _submit(op, columns, steps)
+    hazard = HAZARDS[type(op)]
+    parts: list[tuple[int, Int32s]] = []
+    for band, ids in columns:
+        positions = np.sort(band.units.positions(ids))
+        band.ledger.add(hazard, positions)
+        parts.append((band.index, ids if hazard is None else positions))
+    ledger.begin(Use(op.use, hazard, tuple(parts)))
+    return effects
+
+
+def _submit(op: UseOp, columns: Sequence[tuple[Band, Int32s]], steps: ForwardSteps) -> list[Effect]:
+    """What hands the use's addresses to whoever acts on them."""
+    out: list[Effect] = []
+    # CLEARANCE row NETWORK_RECEIVE: an address leaves the host only after the forwards that may touch the unit.
+    late = CLEARANCE[Consumer.NETWORK_RECEIVE][Hazard.FORWARD] is Clear.AFTER_RETIRE
+    after = steps.newest_in_flight if late else 0
+    slots: dict[int, bytes] = {}
+    if isinstance(op, Backup | Load):
+        slots = {part.band: column for part, column in zip(op.parts, op.slots, strict=True)}
+    for band, ids in columns:
+        units = pack_i32(band.units.unit_of[ids])
+        if isinstance(op, Backup):
+            out.append(HostRead(op.use, band.index, units, slots[band.index]))
+        elif isinstance(op, Load):
+            out.append(HostWrite(op.use, band.index, units, slots[band.index]))
+        elif isinstance(op, Send):
+            out.append(SendUnits(op.use, band.index, units, after))
+        elif isinstance(op, Publish):
+            out.append(PublishUnits(op.use, band.index, ids.tobytes(), units, after))
+    return out
+
+
+def clear_reads(band: Band, positions: Int32s, ledger: StageLedger, wait: WaitForUses) -> list[Effect]:
+    """Waits before something reads these units: a load may still write them."""
+    if band.ledger.touched(positions) is None:
+        return []
+    return wait(ledger.uses_of(band.index, positions, (Hazard.COPY_WRITE,)))
+
+
+def clear_writes(band: Band, positions: Int32s, ledger: StageLedger, wait: WaitForUses) -> list[Effect]:
+    """Waits before something writes these units: a copy or our engine may still touch them."""
+    if band.ledger.touched(positions) is None:
+        return []
+    return wait(ledger.uses_of(band.index, positions, (*COPIES, Hazard.NETWORK)))
