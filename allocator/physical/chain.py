@@ -169,6 +169,11 @@ class PhysicalChain:
         return out
 
     @property
+    def open_uses(self) -> int:
+        """Host copies, holds and transfers that no step has released."""
+        return self._ledger.unreleased
+
+    @property
     def relief(self) -> ReliefCounts:
         """What reliefs did so far: for metrics and benchmarks."""
         return self._relief.counts
@@ -224,7 +229,11 @@ class PhysicalChain:
             return self._flush(op.moves_max)
         if isinstance(op, Rebind):
             stored = self._bands[op.band]
-            return [] if stored is None else stored.rebind(i32(op.sources), i32(op.targets))
+            if stored is None:
+                return []
+            stored.check_bound(i32(op.sources), "a rebind names")
+            stored.check_take(np.sort(i32(op.targets)))
+            return stored.rebind(i32(op.sources), i32(op.targets))
         if isinstance(op, CopyState):
             return self._copy_state(op)
         return uses.begin_use(op, self._columns(op), self._ledger, self._steps, self._wait_for_uses)

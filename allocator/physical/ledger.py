@@ -156,6 +156,11 @@ class StageLedger:
     def __iter__(self) -> Iterator[Use]:
         return iter(self._open.values())
 
+    @property
+    def unreleased(self) -> int:
+        """Uses that the daemon counts as open, whether or not this rank has waited for them."""
+        return len(self._open) + len(self._waited)
+
     def begin(self, use: Use) -> None:
         """A use begins; numbers rise, so the order of records is the order of their numbers for host copies."""
         if use.number in self._open or use.number in self._waited:

@@ -34,7 +34,7 @@ from allocator.physical.clearance import Consumer, Hazard
 from allocator.physical.forward_steps import ForwardSteps
 from allocator.physical.layout import BandLayout, Layout, Level, search
 from allocator.physical.ledger import StageLedger
-from allocator.physical.units import LIVE, Units
+from allocator.physical.units import LIVE, PENDING, Units
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -63,9 +63,10 @@ def plan_in_place(bands: Sequence[Band], wanted: Sequence[int], start_byte: int,
             continue
         soft = band.in_place()
         late = band.in_place_late()
-        if (soft < k or late) and band.ledger.uses:
-            freed = band.freed_on_network().size
-            soft, late = max(0, soft - freed), late - max(0, freed - soft)
+        if band.ledger.uses:
+            freed = band.units.state[band.freed_on_network()]
+            soft -= int((freed == PENDING).sum())
+            late -= int((freed != PENDING).sum())
         short = max(0, k - soft)
         growth = Growth()
         if short:
