@@ -18,8 +18,11 @@ Int64s = npt.NDArray[np.int64]
 Extent = tuple[int, int]
 """First unit and the end (exclusive)."""
 
+_NEAR = np.concatenate((np.arange(48), 48 << np.arange(42))).astype(np.int64)
+"""Where the first and the last live units are looked for, from both ends of a span: most often little is free there."""
+
 _PROBES = 512
-"""Places per question to a band when its first and last live units are looked for."""
+"""Places per question to a band after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +223,8 @@ def _live_extent(band: BandLayout) -> tuple[int, Extent | None]:
     if band.span is None:
         return 0, None
     begin, end = band.span
-    # Most often little is free at the ends of a span: probe densely there, in doubling distances further in.
-    near = np.concatenate((np.arange(64), 1 << np.arange(6, 42)))
-    probes = np.unique(np.clip(np.concatenate((begin + near, end - near)), begin, end)).astype(np.int64)
+    middle = (begin + end) // 2
+    probes = np.concatenate((np.minimum(begin + _NEAR, middle), np.maximum(end - _NEAR[::-1], middle)))
     below = band.live_below(probes)
     live = int(below[-1])
     assert below[0] == 0, "live units lie in the span"
@@ -231,7 +233,7 @@ def _live_extent(band: BandLayout) -> tuple[int, Extent | None]:
     first, first_end = _around(probes, below, 1)
     last, last_end = _around(probes, below, live)
     while first_end - first > 1 or last_end - last > 1:
-        probes = np.unique(np.concatenate((_spread(first, first_end), _spread(last, last_end))))
+        probes = np.sort(np.concatenate((_spread(first, first_end), _spread(last, last_end))))
         below = band.live_below(probes)
         first, first_end = _around(probes, below, 1)
         last, last_end = _around(probes, below, live)

@@ -179,3 +179,140 @@ def test_the_refinement_keeps_its_bound(parts: int, monkeypatch: pytest.MonkeyPa
             assert found.bound_bytes <= best <= found.cost_bytes <= 1.05 * found.bound_bytes
             refined += best > 0
     assert refined > 150
+
+
+@dataclass
+class Asked:
+    """Counts questions to bands, and places asked about."""
+
+    calls: int = 0
+    places: int = 0
+
+    def below(self, live: Int64s) -> Callable[[Int64s], Int64s]:
+        """live_below of ascending units, counted."""
+
+        def answer(units: Int64s) -> Int64s:
+            self.calls += 1
+            self.places += units.size
+            return np.searchsorted(live, units, "left")
+
+        return answer
+
+
+def large_world(rng: np.random.Generator, bands: int, asked: Asked) -> tuple[World, list[Int64s]]:
+    """An arena of up to 2^40 bytes, its bands without gaps and with holes in runs; an inner one, or an end, grows."""
+    units = [int(rng.choice((3072, 4096, 65536, 1 << 20))) for _ in range(bands)]
+    grows = int(rng.integers(0, bands))
+    edge, rows, lives = 0, [], []
+    for k, unit in enumerate(units):
+        first, size = -(-edge // unit), int(rng.integers(2_000, 200_000))
+        runs = rng.random(size // 50 + 1) < rng.choice((0.5, 0.9))
+        mask = np.repeat(runs, 50)[:size] & (rng.random(size) < 0.9)
+        mask[[0, -1]] = True
+        live = first + np.flatnonzero(mask)
+        lives.append(live)
+        need = size + int((size - live.size) * rng.random()) if k == grows else int(live.size)
+        rows.append((unit, first, first + size, need))
+        edge = (first + size) * unit
+    assert edge < 1 << 40
+    made = [
+        BandLayout(unit, 0, edge // unit, first, end, need, None, asked.below(live))
+        for (unit, first, end, need), live in zip(rows, lives, strict=True)
+    ]
+    return World(made, [], 0, edge), lives
+
+
+def drawn_layout(rng: np.random.Generator, case: World) -> list[Extent] | None:
+    """Unit ranges of a layout that holds the needs: the rest of the arena is dealt out at random."""
+    spare = case.end - sum((band.need_units + 1) * band.unit_bytes for band in case.bands)
+    if spare < 0:
+        return None
+    shares = rng.dirichlet(np.full(len(case.bands), 0.5)) * spare
+    out, edge = [], 0
+    for band, share in zip(case.bands, shares, strict=True):
+        begin = -(-edge // band.unit_bytes)
+        end = begin + band.need_units + int(share) // band.unit_bytes
+        out.append((begin, end))
+        edge = end * band.unit_bytes
+    assert edge <= case.end
+    return out
+
+
+@pytest.mark.parametrize("parts", [64, 1024])
+@pytest.mark.parametrize("bands", [2, 3, 4, 5])
+def test_large_arenas_keep_the_bound_in_few_questions(bands: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No drawn layout costs less than the bound, the cost is within 1.05 of it, and the work stays small."""
+    monkeypatch.setattr(layout_refine, "PARTS", parts)
+    rng = np.random.default_rng(bands)
+    moved = 0
+    for _ in range(100):
+        asked = Asked()
+        case, lives = large_world(rng, bands, asked)
+        found = search(case.bands, case.start, case.end)
+        assert asked.calls <= 12 * bands, asked
+        assert asked.places <= 8 * 1024 * bands, asked
+        assert (found is not None) == first_fit(case)
+        if found is None:
+            continue
+        costs = []
+        for ranges in [found.ranges, *(drawn_layout(rng, case) for _ in range(20))]:
+            if ranges is not None:
+                inside = [np.diff(np.searchsorted(live, r))[0] for live, r in zip(lives, ranges, strict=True)]
+                kept = zip(case.bands, lives, inside, strict=True)
+                costs.append(sum(int(live.size - stays) * band.unit_bytes for band, live, stays in kept))
+        assert costs[0] == found.cost_bytes
+        assert found.bound_bytes <= min(costs)
+        assert found.cost_bytes <= 1.05 * found.bound_bytes
+        moved += found.cost_bytes > 0
+    assert moved >= 50
+
+
+def band(unit: int, live: Sequence[int], need: int, limit: int = 100) -> BandLayout:
+    """A band whose span is its live units."""
+    span = (live[0], live[-1] + 1) if live else (0, 0)
+    return BandLayout(unit, 0, limit, *span, need, None, below(live))
+
+
+def test_cuts_lie_in_the_middle_of_the_gaps() -> None:
+    """Where nothing has to move, neighbours share the gap; an empty band lies in the middle of the gap it gets."""
+    two = search([band(1, range(10), 10), band(1, range(80, 100), 20)], 0, 100)
+    assert two is not None
+    assert two.ranges == [(0, 45), (45, 100)]
+    assert two.level == Level.NO_MOVE
+    three = search([band(1, range(10), 10), band(1, [], 20), band(1, range(80, 100), 20)], 0, 100)
+    assert three is not None
+    begin, end = three.ranges[1]
+    assert 10 < begin < end < 80
+    assert abs(begin - 10 - (80 - end)) <= 1, "as far from both neighbours"
+    assert end - begin > 20, "with room to grow"
+
+
+def test_a_float_grows_into_both_gaps() -> None:
+    """A float that needs more than half of both gaps gets the extra from both sides alike."""
+    found = search([band(1, range(10), 10), band(1, range(40, 60), 70), band(1, range(90, 100), 10)], 0, 100)
+    assert found is not None
+    assert found.ranges[1] == (15, 85)
+
+
+def test_a_band_without_a_need_is_transparent() -> None:
+    """An empty float between two ends gets nothing and takes nothing."""
+    found = search([band(1, range(10), 50), band(7, [], 0, limit=14), band(1, range(80, 100), 50)], 0, 100)
+    assert found is not None
+    assert found.ranges[0] == (0, 50)
+    assert found.ranges[1][0] == found.ranges[1][1]
+    assert found.ranges[2] == (50, 100)
+    assert found.cost_bytes == 0
+    nothing = search([band(3, [], 0), band(2, [], 0)], 5, 100)
+    assert nothing is not None
+    assert nothing.ranges == [(2, 2), (3, 3)]
+
+
+def test_the_cheaper_neighbour_gives_way() -> None:
+    """A growing float pushes the neighbour with fewer live bytes in the way."""
+    sparse = [0, *range(1, 40, 8)]
+    found = search([band(1, sparse, 8), band(1, range(40, 60), 30), band(2, range(30, 50), 20, limit=50)], 0, 100)
+    assert found is not None
+    assert found.ranges[2] == (30, 50)
+    assert found.ranges[1] == (30, 60)
+    assert found.cost_bytes == 1, "only the unit at 33 moves"
+    assert found.level == Level.FLUSH_ENDS
