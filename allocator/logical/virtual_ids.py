@@ -8,6 +8,7 @@ fed the same takes and frees mint the same ids. Invariant: an id is free or live
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allocator.checks import Checks, some
 from allocator.columns import Int32s
@@ -42,7 +43,7 @@ class VirtualIds:
         """Every id (strictly ascending) lies in the space and is free, else `band.take_of_unbound_id`."""
         self._check_range(ids, "band.take_of_unbound_id")
         free = self._free.contains(ids)
-        if not free.all():
+        if np.count_nonzero(free) < ids.size:
             self._checks.broken("band.take_of_unbound_id", f"{self.name} ids {some(ids[~free])} are live already")
 
     def claim(self, ids: Int32s) -> None:
@@ -55,7 +56,7 @@ class VirtualIds:
         """Every id (strictly ascending) is live, else `band.free_of_bound_unit` names those that are not."""
         self._check_range(ids, "band.free_of_bound_unit")
         free = self._free.contains(ids)
-        if free.any():
+        if np.count_nonzero(free):
             self._checks.broken(
                 "band.free_of_bound_unit", f"{self.name} ids {some(ids[free])} are free already: a repeated free"
             )
@@ -69,7 +70,13 @@ class VirtualIds:
 
     def are_live(self, ids: Int32s) -> bool:
         """Whether every id, already known to be in the space, is live."""
-        return not self._free.contains(ids).any()
+        return not np.count_nonzero(self._free.contains(ids))
+
+    def live_mask(self, ids: Int32s) -> NDArray[np.bool_]:
+        """For each id, in any order, whether it is live; ids outside the space are not."""
+        inside = (ids > 0) & (ids <= self.limit)
+        free: NDArray[np.bool_] = self._free.contains(np.where(inside, ids, 0))
+        return inside & ~free
 
     def live_ids(self) -> Int32s:
         """All live ids, ascending: for idle checks and tests."""
@@ -81,7 +88,9 @@ class VirtualIds:
     def _count(self, ids: Int32s) -> None:
         self.live += ids.size
         self.minted += ids.size
-        self.highest = max(self.highest, int(ids[-1]))
+        highest = int(ids[-1])
+        if highest > self.highest:
+            self.highest = highest
         assert self.live + self._free.count == self.limit, "ids are live or free"
 
     def _check_range(self, ids: Int32s, name: str) -> None:
