@@ -52,6 +52,7 @@ KERNELS = {
     ),
     "zero": Kernel(units._zero, "*i64 *i32 i32", {"BLOCK": units.BLOCK_WORDS}),
     "copy": Kernel(units._copy, "*i64 *i32 *i32 i32", {"BLOCK": units.BLOCK_WORDS}),
+    "update": Kernel(units._update, "*i32 *i32 *i32 i32", {"BLOCK": units.BLOCK_PAIRS}),
     "sample": Kernel(
         sampling._sample, "*fp32 *fp32 *i32 *i64 i32 i32", {"STEP": UNIFORM_STEP, "BLOCK": sampling.BLOCK}
     ),

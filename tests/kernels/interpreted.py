@@ -5,6 +5,7 @@ Prints one line `name ok` or `name WRONG detail` for each case; an out-of-bounds
 
 from __future__ import annotations
 
+import mmap
 import sys
 from collections.abc import Callable
 
@@ -12,13 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allocator.geometry import BandGeometry, StageGeometry
-from daemon.rank.arena import HostArena
+from allocator.columns import pack_i32, pack_i64
+from allocator.effects import Bind, Copy, HostRead, HostWrite, Zero
+from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from daemon.rank.batch import Batch
+from daemon.rank.device import HostDevice
+from daemon.rank.executor import Executor
+from daemon.rank.host_pool import HostPool
 from daemon.rank.paged_attention import HostAttention, LayerViews
 from daemon.rank.sampling_table import SamplingTable
 from daemon.rank.triton_ops import TritonAttention, TritonUnits
 from kernels import attention_decode, attention_prefill, reference, sampling, store_rows, units
+
+NO_RESERVE = 0x4000  # Linux: address space without memory behind it until it is touched
+PAIR = np.array([[4, 6], [9, 3]], dtype=np.int32)  # sources and targets
 
 
 def paged(units_count: int, page: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
@@ -90,30 +98,54 @@ def store(dtype: torch.dtype) -> str:
     return "" if torch.equal(mine, twin) else "other elements than the twin's"
 
 
-def move(unit_bytes: int) -> str:
-    """Zero and copy whole units, byte for byte."""
-    mine = torch.randint(0, 255, (unit_bytes * 9 + 24,), dtype=torch.uint8)
-    twin = mine.clone()
-    zeroed, sources, targets = (torch.tensor(ids, dtype=torch.int32) for ids in ([2, 7], [2, 3, 8], [5, 1, 4]))
+def move(unit_bytes: int, sources: list[int], targets: list[int], zeroed: list[int]) -> str:
+    """Copy and zero whole units, byte for byte; 24 bytes at the end belong to no unit."""
+    count = max(*sources, *targets, *zeroed) + 2
+    start = torch.randint(1, 255, (unit_bytes * count + 24,), dtype=torch.uint8)
+    mine, twin = start.clone(), start.clone()
+    columns = [torch.tensor(ids, dtype=torch.int32) for ids in (sources, targets, zeroed)]
     for arena, module in ((mine, units), (twin, reference)):
-        module.copy_units(arena, sources, targets, unit_bytes)
-        module.zero_units(arena, zeroed, unit_bytes)
+        module.copy_units(arena, columns[0], columns[1], unit_bytes)
+        module.zero_units(arena, columns[2], unit_bytes)
+    if not torch.equal(mine[:unit_bytes], start[:unit_bytes]):
+        return "unit 0 was written"
     return "" if torch.equal(mine, twin) else "other bytes than the twin's"
 
 
-def far() -> str:
-    """A unit beyond 2^31 bytes: addresses are 64 bits wide (the arena's pages in between are never touched)."""
-    unit_bytes = 1 << 20
-    arena = torch.zeros(2060 * unit_bytes, dtype=torch.uint8)
-    arena[2058 * unit_bytes : 2059 * unit_bytes] = 7
-    one = torch.tensor([2058], dtype=torch.int32)
+def many() -> str:
+    """Every second unit of 900 to the one behind it, in a shuffled order, then a third of them zeroed."""
+    order = torch.randperm(449, generator=torch.Generator().manual_seed(9)) * 2 + 1
+    return move(256, order.tolist(), (order + 1).tolist(), order[:150].tolist())
+
+
+def far(unit_bytes: int, arena_bytes: int) -> str:
+    """Units behind `arena_bytes`: addresses are 64 bits wide. What lies before them is never touched."""
+    first = arena_bytes // unit_bytes + 1
+    region = mmap.mmap(-1, (first + 3) * unit_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    arena = torch.frombuffer(region, dtype=torch.uint8)
+    unit = [arena[(first + at) * unit_bytes : (first + at + 1) * unit_bytes] for at in range(3)]
+    unit[0].copy_(torch.randint(1, 255, (unit_bytes,), dtype=torch.uint8))
+    unit[2].fill_(7)
+    one = torch.tensor([first], dtype=torch.int32)
     units.copy_units(arena, one, one + 1, unit_bytes)
-    units.zero_units(arena, one, unit_bytes)
-    right = (
-        int(arena[2059 * unit_bytes :].sum()) == 7 * unit_bytes
-        and not arena[2058 * unit_bytes : 2059 * unit_bytes].any()
-    )
-    return "" if right else "the far unit was not moved"
+    units.zero_units(arena, one + 2, unit_bytes)
+    if not torch.equal(unit[0], unit[1]) or not unit[0].all():
+        return "the far unit was not copied"
+    if unit[2].any():
+        return "the far unit was not zeroed"
+    return "unit 0 was written" if arena[:unit_bytes].any() else ""
+
+
+def table(count: int) -> str:
+    """An id table updated in `count` places; all others keep what they had."""
+    chance = torch.Generator().manual_seed(10)
+    mine = torch.randint(0, 1 << 30, (3 * count + 1,), dtype=torch.int32, generator=chance)
+    twin = mine.clone()
+    virtual = (torch.randperm(3 * count, generator=chance)[:count] + 1).int()
+    physical = torch.randint(0, 1 << 30, (count,), dtype=torch.int32, generator=chance)
+    for one, module in ((mine, units), (twin, reference)):
+        module.update_table(one, virtual, physical)
+    return "" if torch.equal(mine, twin) else "other entries than the twin's"
 
 
 def drawn(vocab: int, dtype: torch.dtype) -> str:
@@ -166,16 +198,40 @@ def rank_attention(dtype: torch.dtype) -> str:
     return close(outputs[0][0], outputs[1][0], 2e-5 if dtype == torch.float32 else 2e-2)
 
 
-def rank_arena() -> str:
-    """A rank's unit operations: the GPU's version leaves the bytes that the CPU's leaves."""
-    stage = StageGeometry(256 * 12, 256, [BandGeometry("full", "full", 256)])
+def rank_units() -> str:
+    """A rank's effects on two bands: the GPU's units leave the bytes, slots and tables that the CPU's device leaves."""
+    stage = StageGeometry(256 * 12, 512, [BandGeometry("state", "state", 512), BandGeometry("full", "full", 256)])
     start = np.random.default_rng(3).integers(0, 255, 256 * 12, dtype=np.uint8)
-    mine, theirs = torch.from_numpy(start.copy()), start.copy()
-    for arena in (TritonUnits(stage, mine), HostArena(stage, theirs)):
-        arena.copy(0, np.array([3, 4], dtype=np.int32), np.array([9, 2], dtype=np.int32))
-        arena.zero(0, np.array([4, 11], dtype=np.int32))
-        arena.zero(0, np.zeros(0, dtype=np.int32))
-    return "" if np.array_equal(mine.numpy(), theirs) else "other bytes than the CPU's"
+    data = torch.from_numpy(start.copy())
+    pools = [HostPool(stage, 3), HostPool(stage, 3)]
+    mine, theirs = TritonUnits(stage, data, pools[0]), HostDevice(stage, start.copy(), pools[1])
+    ids = Geometry(4, 9, 4, [stage])
+    executor = Executor(ids, 0, theirs, [0, 0])
+    mine.open_tables([np.zeros(5, dtype=np.int32), np.zeros(10, dtype=np.int32)])
+    mine.to_host(1, 1, PAIR[0], np.array([2, 0]))
+    mine.copy(1, *PAIR)
+    mine.copy(0, *PAIR[:, :1] // 3)
+    mine.zero(1, PAIR[0])
+    mine.zero(1, PAIR[0, :0])
+    mine.bind(1, PAIR[0], PAIR[1])
+    mine.bind(1, PAIR[0, :0], PAIR[0, :0])
+    mine.from_host(2, 1, PAIR[0, ::-1], np.array([2, 0]))
+    sources, targets, slots = pack_i32(PAIR[0]), pack_i32(PAIR[1]), pack_i64([2, 0])
+    executor.execute(
+        [
+            HostRead(1, 1, sources, slots),
+            Copy(1, sources, targets),
+            Copy(0, pack_i32(PAIR[0, :1] // 3), pack_i32(PAIR[1, :1] // 3)),
+            Zero(1, sources),
+            Bind(1, sources, targets),
+            HostWrite(2, 1, pack_i32(PAIR[0, ::-1]), slots),
+        ]
+    )
+    if not np.array_equal(data.numpy(), theirs.arena.data):
+        return "other bytes than the CPU's"
+    if not np.array_equal(pools[0].rows(1), pools[1].rows(1)):
+        return "other host slots than the CPU's"
+    return "" if np.array_equal(mine.tables[1].numpy(), executor.tables[1]) else "another id table than the CPU's"
 
 
 CASES: dict[str, Callable[[], str]] = {
@@ -189,14 +245,21 @@ CASES: dict[str, Callable[[], str]] = {
     "extend-bf16": lambda: extend([(6, 9)], 16, 4, 2, 32, torch.bfloat16),
     "store-f32": lambda: store(torch.float32),
     "store-bf16": lambda: store(torch.bfloat16),
-    "units-small": lambda: move(256),
-    "units-blocks": lambda: move(17 * 1024),
-    "units-far": far,
+    "units-small": lambda: move(256, [2, 3, 8], [5, 1, 4], [2, 7]),
+    "units-odd": lambda: move(768, [6, 1], [2, 9], [1, 4]),
+    "units-blocks": lambda: move(17 * 1024 + 256, [2, 3, 8], [5, 1, 4], [2, 7]),
+    "units-repeated-source": lambda: move(2304, [3, 3, 3], [1, 7, 2], [4]),
+    "units-many": many,
+    "units-far-bytes": lambda: far(1 << 20, 1 << 31),
+    "units-far-words": lambda: far(33 * 256, 1 << 34),
+    "table-one": lambda: table(1),
+    "table-block": lambda: table(units.BLOCK_PAIRS),
+    "table-odd": lambda: table(2 * units.BLOCK_PAIRS + 77),
     "sample-f32": lambda: drawn(2500, torch.float32),
     "sample-bf16": lambda: drawn(37, torch.bfloat16),
     "rank-attention-f32": lambda: rank_attention(torch.float32),
     "rank-attention-bf16": lambda: rank_attention(torch.bfloat16),
-    "rank-arena": rank_arena,
+    "rank-units": rank_units,
 }
 
 

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 REGISTERS_MAX = 224  # leaves two programs of four warps on a multiprocessor
+UNIT_REGISTERS_MAX = 64  # eight: a copy lives from loads in flight
 
 
 def run_module(name: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,17 +28,22 @@ def test_kernels_equal_their_twins_in_the_interpreter(tmp_path: Path) -> None:
     done = run_module("interpreted", tmp_path, TRITON_INTERPRET="1")
     lines = done.stdout.splitlines()
     assert [line for line in lines if not line.endswith(" ok")] == []
-    assert (done.returncode, len(lines)) == (0, 18), f"after {lines[-1:]}: {done.stderr[-2000:]}"
+    assert (done.returncode, len(lines)) == (0, 25), f"after {lines[-1:]}: {done.stderr[-2000:]}"
 
 
-def test_kernels_compile_without_spills(tmp_path: Path) -> None:
-    """For sm_80 and sm_90 every kernel compiles, keeps its values in registers and leaves room for a second program."""
+def test_kernels_compile_without_spills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """For sm_80 and sm_90 every kernel compiles, keeps its values in registers and leaves room for a second program.
+
+    The registers of each are a property of the test's report; unit kernels, which only move words, need few.
+    """
     done = run_module("compiled", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     found = re.findall(r"^(\S+) (\S+) registers (\d+) stack (\d+) local (\d+)$", done.stdout, re.MULTILINE)
-    assert len(found) == 14
-    wrong = [line for line in found if int(line[2]) > REGISTERS_MAX or int(line[3]) or int(line[4])]
-    assert not wrong
+    assert len(found) == 16
+    for name, target, registers, stack, local in found:
+        record_property(f"{name} {target}", f"registers {registers}, stack {stack}, local {local}")
+        most = UNIT_REGISTERS_MAX if name in ("zero", "copy", "update") else REGISTERS_MAX
+        assert (int(registers) <= most, stack, local) == (True, "0", "0"), f"{name} {target}: {registers} registers"
 
 
 def test_the_folder_is_not_taken_for_a_foreign_package() -> None:
