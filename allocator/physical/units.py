@@ -67,13 +67,15 @@ class Units:
         return (np.flatnonzero(self.state[low:high] == code) + low).astype(np.int32)
 
     def live_before(self, positions: Int64s) -> Int64s:
-        """For each position, how many live ones lie before it; costs blocks plus 128 bytes for each."""
-        places = np.clip(positions, 0, self.capacity)
+        """For each position, how many live ones lie before it; costs the span's blocks plus 128 bytes for each."""
+        places = np.clip(positions, self.begin, self.frontier)
         blocks = places >> SHIFT
-        starts = np.cumsum(self._live_blocks) - self._live_blocks
+        first = self.begin >> SHIFT
+        counts = self._live_blocks[first : (self.frontier >> SHIFT) + 1]
+        starts = np.cumsum(counts) - counts
         rows = self.state.reshape(-1, BLOCK)[blocks] == LIVE
         rows &= np.arange(BLOCK) < (places & (BLOCK - 1))[:, None]
-        out: Int64s = starts[blocks] + rows.sum(axis=1, dtype=np.int64)
+        out: Int64s = starts[blocks - first] + rows.sum(axis=1, dtype=np.int64)
         return out
 
     def live_below(self, units: Int64s) -> Int64s:
