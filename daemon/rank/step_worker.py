@@ -3,6 +3,10 @@
 Owns this rank's physical chain, logical mirror, id tables and rows for one epoch. Must never talk to a socket or read a
 clock to decide. Invariants: steps come with dense seq; effects are executed before the forward of the same step is
 launched; a report carries this rank's own digests, whatever the daemon claimed.
+
+What this version's columns do not say: which state slots a forward writes. A stage that stores state is told that they
+are unknown, which is safe and freezes that band while a forward is in flight. Nor does a report say which host copies
+and transfers this rank has finished, so the daemon orders none.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from allocator.checks import WARN, Checks
-from allocator.columns import pack_i32, pack_i64
+from allocator.columns import Int32s, pack_i32, pack_i64
 from allocator.logical.mirror import LogicalMirror
 from allocator.physical.chain import PhysicalChain
 from daemon.rank.batch import Batch, build_batch
@@ -22,7 +26,7 @@ from daemon.rank.executor import Executor
 from daemon.rank.rows import RowTable
 from daemon.rank.runner import Launched, Outcome, Runner
 from ipc.digests import SAMPLED_START, sampled_digest
-from ipc.messages import Begin, RankSettings, Report, Step
+from ipc.messages import Begin, Forward, RankSettings, Report, Step
 
 
 class InFlight(NamedTuple):
@@ -50,11 +54,13 @@ class StepWorker:
         checks = Checks(settings.invariants)
         self.chain = PhysicalChain(geometry, stage, checks)
         self.mirror = LogicalMirror(geometry, checks)
-        self.executor = Executor(geometry, stage, runner.device, [0] * len(geometry.stages[stage].bands))
+        bands = geometry.stages[stage].bands
+        resting = [self.chain.resting_unit(band) for band in range(len(bands))]
+        self.executor = Executor(geometry, stage, runner.device, resting)
         pages = (max_model_len + geometry.page_size - 1) // geometry.page_size + 1  # one more for a surplus token
         self.rows = RowTable(settings.max_running_requests, pages)
         self._page_size = geometry.page_size
-        self._owner_band = len(geometry.stages[stage].bands) - 1
+        self._bands = bands
         self._sampled = SAMPLED_START  # chained; only the last stage samples
         self._samples = stage == len(geometry.stages) - 1
         self._seq = 0
@@ -68,9 +74,11 @@ class StepWorker:
                 f"step {step.seq} of epoch {step.epoch} came after step {self._seq} of epoch {self.epoch}"
             )
         self._seq = step.seq
-        self.chain.begin_step(step.seq, step.processed_through, step.released, [])
-        self.runner.device.retire_through(step.processed_through)
-        logical = self.mirror.apply_step(step.seq, step.ops)
+        self.chain.begin_step(step.seq, step.processed_through, step.released)
+        device = self.runner.device
+        device.release(step.released)
+        device.retire_through(step.processed_through)
+        logical = self.mirror.apply_step(step.seq, step.ops, step.released)
         if logical != step.logical and not self.diverged_at:
             self.diverged_at = step.seq
         effects = self.chain.apply(step.ops)
@@ -80,24 +88,27 @@ class StepWorker:
         start_ns = time.monotonic_ns()
         batch, launched = None, None
         if step.forward is not None:
-            table = self.executor.tables[self._owner_band]
-            batch = build_batch(step.seq, step.forward, self.rows, table, self._page_size)
+            batch = build_batch(step.seq, step.forward, self.rows, self.executor.tables[-1], self._page_size)
+            self.executor.execute(self.chain.launched(step.seq, self._written(step.forward)))
             launched = self.runner.launch(batch)
-            self.runner.device.record_forward(step.seq)
-            written = self.rows.written_pages(step.forward, self._page_size)
-            self.chain.launched(step.seq, {self._owner_band: written})
+            device.record_forward(step.seq)
             self._newest_forward = step.seq
         elif step.processed_through == self._newest_forward:
             self._check_idle()
         return InFlight(step, logical, layout, bands, batch, launched, start_ns)
 
+    def _written(self, forward: Forward) -> dict[int, Int32s | None]:
+        """Virtual ids that a forward writes, per band: pages in the owner and in every window; of state unknown."""
+        pages = self.rows.written_pages(forward, self._page_size)
+        return {index: None if band.kind == "state" else pages for index, band in enumerate(self._bands)}
+
     def _check_idle(self) -> None:
-        """With no forward in flight, and nothing live by the ops: the layout is recounted and must hold nothing.
+        """With no forward in flight and nothing live or in use by the ops: the layout is recounted, and holds nothing.
 
         By the mirror's count, not the layout's own, so that a unit lost here is found. Raises InvariantBroken; not at
         invariant level 0.
         """
-        if self.chain.checks.level >= WARN and not any(self.mirror.live_units()):
+        if self.chain.checks.level >= WARN and not any(self.mirror.live_units()) and not self.chain.open_uses:
             self.chain.check_idle()
 
     def finish(self, flight: InFlight) -> Report:

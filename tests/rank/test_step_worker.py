@@ -130,7 +130,7 @@ def test_a_damaged_count_is_found_at_idle_only() -> None:
     driver = Driver(settings(invariants=1))
     driver.start(0)
     driver.step([(0, [40, 41], True)])
-    driver.worker.chain._stored[0].live += 1
+    driver.worker.chain._stored[0].units.live += 1
     driver.step([(0, None, True)])
     driver.step([])
     driver.end(0)
