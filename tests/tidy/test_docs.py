@@ -9,13 +9,22 @@ from functools import cache
 
 import pytest
 
+from allocator.physical.clearance import CLEARANCE, Hazard
 from daemon.settings_table import TABLE
 from tests.tidy.source import PACKAGES, ROOT, modules
 from tools import docs
 from tools.bench import BENCHMARKS
 from tools.cli import COMMANDS
 
-PAGES = ("README.md", "MAP.md", "CHANGELOG.md", "docs/life_of_a_request.md", "docs/rules.md", "docs/daemon.md")
+PAGES = (
+    "README.md",
+    "MAP.md",
+    "CHANGELOG.md",
+    "docs/life_of_a_request.md",
+    "docs/rules.md",
+    "docs/daemon.md",
+    "docs/allocator.md",
+)
 
 
 def page(name: str) -> str:
@@ -137,6 +146,16 @@ def test_every_command_has_its_module() -> None:
     entries = [command.module for command in COMMANDS.values()] + [module for module, _ in BENCHMARKS.values()]
     missing = [name for name in entries if "main" not in members(name)]
     assert not missing
+
+
+def test_the_clearance_table_is_that_of_the_code() -> None:
+    """docs/allocator.md has one row per consumer and one column per hazard, with what the code does about it."""
+    rows = re.findall(r"^\| ([A-Z_]+) \| (.*) \|$", page("docs/allocator.md"), re.M)
+    written = {consumer: cells.split(" | ") for consumer, cells in rows}
+    coded = {consumer.name: [row[hazard].name for hazard in Hazard] for consumer, row in CLEARANCE.items()}
+    assert written == coded
+    header = " | ".join(hazard.name for hazard in Hazard)
+    assert f"| consumer | {header} |" in page("docs/allocator.md")
 
 
 def test_the_changelog_knows_this_version() -> None:
