@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
+from allocator.capacity import StageWalk
+from allocator.geometry import BandGeometry, StageGeometry
 from allocator.physical import layout_refine
 from allocator.physical.layout import BandLayout, Int64s, Layout, Level, search
 
@@ -113,6 +115,25 @@ def first_fit(world: World) -> bool:
         if end > band.limit_unit or edge > world.end:
             return False
     return True
+
+
+def test_the_search_agrees_with_the_capacity_walk() -> None:
+    """What the logical chain's walk says of counts and fixed extents is what the search finds, on random arenas."""
+    rng = random.Random(7)
+    seen = {True: 0, False: 0}
+    for _ in range(6000):
+        units = [rng.randint(1, 6) for _ in range(rng.randint(1, 5))]
+        case = world(rng, units, rng.randint(8, 90), rng.choice((0.2, 0.5, 0.9)))
+        whole = [
+            replace(band, first_unit=-(-case.start // band.unit_bytes), limit_unit=case.end // band.unit_bytes)
+            for band in case.bands
+        ]
+        stage = StageGeometry(case.end, case.start, [BandGeometry("full", "full", b.unit_bytes) for b in whole])
+        fixed = [b.pinned and (b.pinned[0] * b.unit_bytes, b.pinned[1] * b.unit_bytes) for b in whole]
+        fits = StageWalk(stage, fixed).overlap_bytes([b.need_units for b in whole]) <= 0
+        assert (search(whole, case.start, case.end) is not None) == fits, case
+        seen[fits] += 1
+    assert min(seen.values()) > 1000, seen
 
 
 def check_ranges(world: World, found: Layout) -> None:
