@@ -24,7 +24,7 @@ COMMANDS: dict[str, Command] = {
     "frontend": Command("daemon.frontend.__main__", "an HTTP front end of a running daemon"),
     "replay": Command("tools.replay", "feed a journal to a fresh core: check every step, or stop at a record"),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
-    "bench": Command("tools.bench", "measure: core, serve, model, idle"),
+    "bench": Command("tools.bench", "measure: core, allocator, serve, model, idle"),
     "parity": Command("tools.parity", "compare a server's greedy tokens with the reference implementation"),
     "keys": Command("tools.keys", "make CURVE keys for tcp endpoints"),
     "check": Command("tools.check", "format, lint, types and tests of a source tree"),

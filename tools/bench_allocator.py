@@ -1,0 +1,229 @@
+"""`bandmaster bench allocator`: microseconds of the logical and of the physical chain, bytes moved, memory of books.
+
+Owns the command: which pools are measured, the table and the JSON rows. Must never measure anything itself. The two
+chains are timed apart: the logical one runs in the daemon, a physical one in every rank. Figures are of one thread and
+include the clock's own cost, which is printed; CPU time is the figure to compare on a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tools.bench_allocator_cases import capacity_rows, extend_rows, relief_rows
+from tools.bench_allocator_memory import memory_rows
+from tools.bench_allocator_trace import Trace, timer_cost_us
+from tools.bench_allocator_world import NAMES, SLOTS_PER_REQUEST, Shape
+
+ISOLATED_RUNNING = 32
+
+# What a row's `op` counts: one call of the side named beside it.
+COUNTS: dict[str, str] = {
+    "decode_take": "pages for one decode step of all running requests, every token band jointly",
+    "admit_take": "a whole prompt of a new request, every band jointly (serving trace)",
+    "finish_free": "all units of one request (serving trace)",
+    "retire_free": "window units of one step that fell behind their windows",
+    "flush": "opportunistic compaction, at most 64 moves a band, between two forwards",
+    "iteration": "all ops of one scheduler iteration in one step: frees, takes, retirement, flush",
+    "step_digest": "the chained logical digest of a step",
+    "step_frame": "opening a step, its layout digest",
+    "step_frame_with_launch": "opening a step, its layout digest, recording its forward's writes",
+    "extend": "a prompt of so many tokens, on an untouched arena (clean) or into holes (reuse)",
+    "finish": "all units of a request of so many tokens",
+    "capacity_fits": "one question not asked since counts changed, answered yes (batch of 64)",
+    "capacity_refused": "one question not asked since counts changed, answered no with its reason (batch of 64)",
+    "capacity_memo": "one question asked before at the same counts (batch of 64)",
+    "max_extra": "the most pages that still fit",
+    "relief_take": "a take of tokens that fits only after window holes are closed",
+    "relief_take_no_move": "the same where giving back holes at a span's boundary was enough",
+    "relief_state_take": "a take of state slots that fits only after the float has moved",
+    "relief_state_take_no_move": "the same where giving back holes at a span's boundary was enough",
+    "memory": "bytes of the chains' own columns and objects",
+}
+
+
+class Job(NamedTuple):
+    """One measurement of a pool: the fields its rows share, and what yields them."""
+
+    text: str
+    common: dict[str, Any]
+    rows: Callable[[], Iterator[dict[str, Any]]]
+
+
+def trace_rows(shape: Shape, running: int, options: argparse.Namespace, together: bool) -> Iterator[dict[str, Any]]:
+    """Rows of a serving trace: each op in a step of its own, or (together) whole iterations only."""
+    trace = Trace(shape, running, options.seed, together, options.mirror)
+    common = trace.run(options.steps, options.budget)
+    for row in trace.world.times.rows():
+        whole = row["side"] != "logical" and row["op"] in ("iteration", "step_frame_with_launch")
+        if whole if together else row["op"] != "iteration":
+            yield {**common, **row}
+
+
+def jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """Every measurement asked for, in order."""
+    for bands in options.bands:
+        for slots in options.slots:
+            for page in options.page_sizes:
+                yield from _pool_jobs(options, bands, slots, page)
+    if "memory" in options.only:
+        yield Job("memory", {"part": "memory"}, memory_rows)
+
+
+def _pool_jobs(options: argparse.Namespace, bands: int, slots: int, page: int) -> Iterator[Job]:
+    shape = Shape(bands, slots, page, SLOTS_PER_REQUEST * ISOLATED_RUNNING + 8)
+    seed, rounds, budget = options.seed, options.rounds, options.budget
+    cases: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "extend": lambda: extend_rows(shape, 2 * rounds, budget),
+        "capacity": lambda: capacity_rows(shape, 10 * rounds, seed),
+        "relief": lambda: relief_rows(shape, rounds, budget, seed),
+    }
+    for part, rows in cases.items():
+        if part in options.only and not (part == "relief" and bands == 1):
+            yield Job(_text(part, shape), {"part": part, **shape.row}, rows)
+    for running in options.running:
+        if running * 2 * page > slots:
+            continue
+        busy = Shape(bands, slots, page, SLOTS_PER_REQUEST * running + 8)
+        for part, together in (("trace", False), ("iteration", True)):
+            if part in options.only:
+                common = {"part": part, **busy.row, "running": running}
+                text = f"{_text(part, busy)}, {running} running"
+                yield Job(text, common, lambda b=busy, r=running, t=together: trace_rows(b, r, options, t))  # type: ignore[misc]
+
+
+def _text(part: str, shape: Shape) -> str:
+    return f"{part}: {NAMES[shape.bands]}, {shape.slots:,d} slots, page {shape.page_size}"
+
+
+def counts(op: str) -> str:
+    """What a row with this `op` counts."""
+    stem = op.removesuffix("_refused") if op not in COUNTS else op
+    text = COUNTS.get(stem) or COUNTS.get(stem.split("_")[0], "")
+    return text + (", refused" if op.endswith("_refused") and op not in COUNTS else "")
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All rows, with a progress bar on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows: list[dict[str, Any]] = []
+    todo = list(jobs(options))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(todo))
+        for job in todo:
+            progress.update(task, description=job.text)
+            rows += [{**job.common, **row, "counts": counts(row["op"])} for row in job.rows() if counts(row["op"])]
+            progress.advance(task)
+    return rows
+
+
+# --- output ------------------------------------------------------------------------------------------------------
+
+POOL_COLUMNS = ("pool", "slots", "page_size", "running")
+TIME_COLUMNS = ("side", "op", "calls", "units_p50", "cpu_us_p50", "cpu_us_p99", "wall_us_p50", "wall_us_p99")
+RELIEF_COLUMNS = ("moved_units_p50", "cpu_us_per_unit_moved", "bytes_over_least")
+MEMORY_COLUMNS = ("model", "arena_gib", "side", "columns_bytes", "other_bytes", "share_percent")
+
+
+def tables(rows: list[dict[str, Any]]) -> Iterator[Table]:
+    """One aligned table per part, with what its ops count below."""
+    for part in dict.fromkeys(row["part"] for row in rows):
+        mine = [row for row in rows if row["part"] == part]
+        relief = RELIEF_COLUMNS if part == "relief" else ()
+        names = MEMORY_COLUMNS if part == "memory" else (*POOL_COLUMNS, *TIME_COLUMNS, *relief)
+        names = tuple(name for name in names if any(name in row for row in mine))
+        legend = dict.fromkeys(f"{row['op']}: {row['counts']}" for row in mine)
+        table = Table(title=part, caption="\n".join(legend), box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+        for name in names:
+            left = name in ("pool", "side", "op", "model")
+            table.add_column(name, justify="left" if left else "right", no_wrap=True)
+        for row in mine:
+            table.add_row(*(_cell(row.get(name)) for name in names))
+        yield table
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:,d}" if isinstance(value, int) else str(value)
+
+
+def machine() -> dict[str, Any]:
+    """Where this ran, and what the clock adds to every figure."""
+    wall, cpu = timer_cost_us()
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "clock_wall_us": wall,
+        "clock_cpu_us": cpu,
+    }
+
+
+def _numbers(low: int, high: int) -> Callable[[str], list[int]]:
+    def parse(text: str) -> list[int]:
+        values = [int(part) for part in text.split(",")]
+        for value in values:
+            if not low <= value <= high:
+                raise argparse.ArgumentTypeError(f"{value} is not in {low}..{high}")
+        return values
+
+    return parse
+
+
+PARTS = ("extend", "capacity", "relief", "trace", "iteration", "memory")
+
+
+def _parts(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in PARTS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(PARTS)}")
+    return names
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print tables, or with `--json` one object with `machine` and a list `rows`."""
+    cli = argparse.ArgumentParser(prog="bandmaster bench allocator", description=(__doc__ or "").splitlines()[0])
+    add = cli.add_argument
+    slots, pages, running = _numbers(1024, 10**7), _numbers(1, 1024), _numbers(1, 65536)
+    add(
+        "--slots", type=slots, default=[10_000, 100_000, 1_000_000], help="token slots of a pool [10000,100000,1000000]"
+    )
+    add("--page-sizes", type=pages, default=[1, 16, 64], help="tokens of a page [1,16,64]")
+    add("--bands", type=_numbers(1, 3), default=[2, 3], help="1: full; 2: window+full; 3: state+window+full [2,3]")
+    add("--running", type=running, default=[64, 256, 1024], help="running requests of the serving traces [64,256,1024]")
+    add("--only", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    add("--steps", type=int, default=200, help="measured iterations of a trace [200]")
+    add("--rounds", type=int, default=30, help="rounds of the other parts [30]")
+    add("--budget", type=float, default=4.0, help="seconds after which a measurement of a pool stops early [4]")
+    add("--seed", type=int, default=1, help="of traces and layouts [1]")
+    add("--mirror", action="store_true", help="also time the ranks' logical mirror in the traces")
+    add("--json", action="store_true", help="one object with a list `rows`")
+    options = cli.parse_args(argv)
+    about = machine()
+    rows = measure(options)
+    if options.json:
+        print(json.dumps({"machine": about, "rows": rows}))
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    for table in tables(rows):
+        console.print(table)
+    console.print(", ".join(f"{name} {value}" for name, value in about.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
