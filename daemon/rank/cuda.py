@@ -253,7 +253,8 @@ class CudaBackend:
         return int(torch.cuda.mem_get_info()[0])
 
     def open_device(self, stage: StageGeometry) -> tuple[Device, Tensor]:
-        """A device with a zeroed arena on the GPU, before any of its streams uses it."""
+        """A device with a zeroed arena on the GPU, before any of its streams uses it and after the last one's work."""
+        torch.cuda.synchronize()
         data = torch.zeros(stage.arena_bytes, dtype=torch.uint8, device=self.torch_device)
         torch.cuda.synchronize()
         return CudaDevice(self._streams, TritonUnits(stage, data)), data

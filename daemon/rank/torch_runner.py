@@ -91,12 +91,13 @@ class TorchRunner:
         """Open a device with an arena of the agreed geometry, and its typed views."""
         self._open_arena(geometry.stages[stage])
 
-    def _open_arena(self, stage: StageGeometry) -> None:
+    def _open_arena(self, stage: StageGeometry) -> Device:
         backend, model = self._backend, self._model
         self.device, data = backend.open_device(stage)
         views = layer_views(data, self._sized.plan, len(model.shapes), model.dtype)
         self._attention = backend.attention(views)
         self._sampler = Sampler(self._files.vocab_size, backend.torch_device, backend.draw)
+        return self.device
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:

@@ -1,8 +1,9 @@
-"""Warm-up: one prefill chunk and one drawn decode step through a runner's own launch, so that no request pays for it.
+"""Warm-up: a prefill chunk, a drawn decode step and a move through a runner's own launch and device.
 
-Owns the two batches. Must never leave anything behind but warm code: the caller runs them in an arena of a few units
-that it throws away. They are made as the daemon's steps are, so everything on the way runs: translation, attention,
-sampling, and on a GPU the compilation of the kernels.
+So no request pays for it. Owns the batches and effects. Must never leave anything behind but warm code: the caller runs
+them in an arena of a few units that it throws away. They are made as the daemon's steps are, so everything on the way
+runs: translation, attention, sampling, zero, copy, table update, and on a GPU the compilation of the kernels and the
+blocks of pinned memory, of every size up to `COLUMN_MOST` ids, that columns travel in.
 """
 
 from __future__ import annotations
@@ -13,33 +14,53 @@ import msgspec
 import numpy as np
 
 from allocator.columns import pack_i32, pack_i64
-from allocator.geometry import StageGeometry
+from allocator.effects import Bind, Copy, Effect, Zero
+from allocator.geometry import Geometry, StageGeometry
+from allocator.physical.chain import resting_unit
 from daemon.rank.batch import Batch, build_batch
+from daemon.rank.device import Device
+from daemon.rank.executor import Executor
 from daemon.rank.rows import RowTable
 from daemon.rank.runner import Launched
 from ipc.messages import EXPLICIT, SAMPLE, Forward, RowSampling, Sampling
 
 PROMPT_TOKENS = 32
+COLUMN_MOST = 1 << 12  # ids of a column in one effect; larger ones may take a new block of pinned memory
 
 
 def warm_up(
-    open_arena: Callable[[StageGeometry], None],
+    open_arena: Callable[[StageGeometry], Device],
     launch: Callable[[Batch], Launched],
     stage: StageGeometry,
     page_size: int,
     tokens_max: int,
 ) -> None:
-    """Run both batches, of at most `tokens_max` tokens together, in the first units of an arena like `stage`'s."""
+    """Run both batches, of at most `tokens_max` tokens together, and the move, in a small arena like `stage`'s."""
     band = stage.bands[-1]
     count = max(min(PROMPT_TOKENS, tokens_max - 1), 1)
     pages = count // page_size + 1  # the decode step's position is `count`
     first_unit = -(-stage.chain_start_bytes // band.unit_bytes)
-    open_arena(msgspec.structs.replace(stage, arena_bytes=(first_unit + pages) * band.unit_bytes))
+    small = msgspec.structs.replace(stage, arena_bytes=(first_unit + pages + 1) * band.unit_bytes)
+    device = open_arena(small)
     units = np.zeros(pages + 1, dtype=np.int32)
     units[1:] = np.arange(first_unit, first_unit + pages)
     rows = RowTable(1, pages)
     for seq, forward in enumerate((_prefill(count, pages), _decode(count)), 1):
         launch(build_batch(seq, forward, rows, units, page_size)).outcome()
+    _move(device, small, first_unit)
+
+
+def _move(device: Device, stage: StageGeometry, first_unit: int) -> None:
+    """Zero a unit of the last band, copy it to the one above, and update the id table by columns of every size."""
+    band = len(stage.bands) - 1
+    resting = [resting_unit(stage, index) for index in range(len(stage.bands))]
+    executor = Executor(Geometry(1, COLUMN_MOST, 1, [stage]), 0, device, resting)
+    source, target = pack_i32([first_unit]), pack_i32([first_unit + 1])
+    effects: list[Effect] = [Zero(band, source), Copy(band, source, target)]
+    for bits in range(COLUMN_MOST.bit_length()):
+        ids = np.arange(1, (1 << bits) + 1)
+        effects.append(Bind(band, pack_i32(ids), pack_i32(np.full(ids.size, resting[band]))))
+    executor.execute(effects)
 
 
 def _prefill(count: int, pages: int) -> Forward:

@@ -47,6 +47,28 @@ def test_prefill_decode_and_draw_run_before_ready(
     assert seen == {"attend": [tokens - 1] * 3 + [1] * 3, "draw": [1, 1]}
 
 
+def test_a_move_runs_before_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`prepare` zeroes a unit, copies it and updates the id table with columns of every size, in the chain's bytes."""
+    calls: list[tuple[str, int]] = []
+
+    class Watched(backend.HostDevice):
+        def zero(self, band: int, units: Any) -> None:
+            calls.append(("zero", units.size))
+            super().zero(band, units)
+
+        def copy(self, band: int, sources: Any, targets: Any) -> None:
+            calls.append(("copy", sources.size))
+            super().copy(band, sources, targets)
+
+        def bind(self, band: int, virtual: Any, physical: Any) -> None:
+            calls.append(("bind", virtual.size))
+
+    monkeypatch.setattr(backend, "HostDevice", Watched)
+    model = str(tiny_model(tmp_path, "llama"))
+    open_runner(settings(model_path=model, runner="torch", arena_bytes=1 << 20, page_size=64), 0, 0).prepare()
+    assert calls == [("zero", 1), ("copy", 1), *(("bind", 1 << bits) for bits in range(13))]
+
+
 def test_a_warm_rank_starts_like_a_cold_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens, counts of live units and the sink are what they are without a warm-up."""
     model = str(tiny_model(tmp_path, "llama"))
