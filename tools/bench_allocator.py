@@ -46,11 +46,12 @@ COUNTS: dict[str, str] = {
     "capacity_memo": "one question asked before at the same counts (batch of 64)",
     "max_extra": "the most pages that still fit",
     "relief_take": "a take of tokens that fits only after window holes are closed",
-    "relief_take_no_move": "the same where giving back holes at a span's boundary was enough",
+    "relief_take_large": "the same for a 64th of the pool at once",
     "relief_state_take": "a take of state slots that fits only after the float has moved",
-    "relief_state_take_no_move": "the same where giving back holes at a span's boundary was enough",
+    "relief_state_take_large": "the same for all slots of the pool at once",
     "memory": "bytes of the chains' own columns and objects",
 }
+SUFFIXES = {"_refused": "refused", "_no_move": "where giving back holes at a span's boundary was enough"}
 
 
 class Job(NamedTuple):
@@ -109,9 +110,12 @@ def _text(part: str, shape: Shape) -> str:
 
 def counts(op: str) -> str:
     """What a row with this `op` counts."""
-    stem = op.removesuffix("_refused") if op not in COUNTS else op
-    text = COUNTS.get(stem) or COUNTS.get(stem.split("_")[0], "")
-    return text + (", refused" if op.endswith("_refused") and op not in COUNTS else "")
+    if op in COUNTS:
+        return COUNTS[op]
+    for suffix, addition in SUFFIXES.items():
+        if op.endswith(suffix):
+            return f"{COUNTS[op.removesuffix(suffix)]}, {addition}"
+    return COUNTS.get(op.split("_")[0], "")
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ EXTEND_TOKENS = (512, 2048)
 QUESTIONS = 64
 RELIEF_TAKES = 4
 STATE_SLOTS_ASKED = 4
+LARGE_PART = 64
 EVERYTHING = 2**30
 
 Row = dict[str, Any]
@@ -91,9 +92,13 @@ def capacity_rows(shape: Shape, rounds: int, seed: int) -> Iterator[Row]:
 
 
 def relief_rows(shape: Shape, rounds: int, budget_s: float, seed: int) -> Iterator[Row]:
-    """Takes that need relief: tokens into a window's holes, and with state also slots beside a float."""
-    kinds = ["relief_take"] + (["relief_state_take"] if shape.bands == 3 else [])
-    for name in kinds:
+    """Takes that need relief: tokens into a window's holes, few and many, and with state also slots beside a float."""
+    few = max(1, _block(shape, 256) // 2)
+    many = max(few, shape.slots // shape.page_size // LARGE_PART)
+    asks: dict[str, tuple[str, int]] = {"relief_take": ("tokens", few), "relief_take_large": ("tokens", many)}
+    if shape.bands == 3:
+        asks |= {"relief_state_take": ("state", STATE_SLOTS_ASKED), "relief_state_take_large": ("state", EVERYTHING)}
+    for name, (what, ask) in asks.items():
         moved: list[Row] = []
         world = World(shape)
         rng = random.Random(seed)
@@ -101,11 +106,11 @@ def relief_rows(shape: Shape, rounds: int, budget_s: float, seed: int) -> Iterat
         for count in range(rounds):
             if count and time.monotonic() > deadline:
                 break
-            moved += _token_relief(world, rng) if name == "relief_take" else _state_relief(world)
+            moved += _token_relief(world, rng, name, ask) if what == "tokens" else _state_relief(world, name, ask)
             world.check()
             _empty(world)
         for row in world.times.rows():
-            if not row["op"].startswith(name):
+            if row["op"].removesuffix("_no_move") != name:
                 continue
             if row["side"] == "physical" and row["op"] == name:
                 row |= _summary(moved)
@@ -131,12 +136,15 @@ def _summary(moved: list[Row]) -> Row:
     }
 
 
-def _token_relief(world: World, rng: random.Random) -> list[Row]:
+def _block(shape: Shape, most: int) -> int:
+    """Pages of one block that is held or given back whole: a 64th of the pool, at most so many tokens."""
+    return max(1, min(most, shape.slots // 64) // shape.page_size)
+
+
+def _token_relief(world: World, rng: random.Random, name: str, ask: int) -> list[Row]:
     """The arena full of tokens, window units of every other block given back at random, four takes past the gaps."""
     shape = world.shape
-    page = shape.page_size
-    block = max(page, min(256, shape.slots // 64) // page * page) // page
-    ask = max(1, block // 2)
+    block = _block(shape, 256)
     pages = _fill(world)
     blocks = [pages[first : first + block] for first in range(0, pages.size, block)]
     rng.shuffle(blocks)
@@ -149,20 +157,20 @@ def _token_relief(world: World, rng: random.Random) -> list[Row]:
         wanted = min(most, _pages_in_place(world) + ask)
         if wanted < 1:
             break
-        moved += _relieve(world, "relief_take", shape.demand(0, wanted, wanted))
+        moved += _relieve(world, name, shape.demand(0, wanted, wanted))
     return moved
 
 
-def _state_relief(world: World) -> list[Row]:
-    """The arena full of tokens, every other block given back whole: then state slots that only fit beside a float."""
+def _state_relief(world: World, name: str, ask: int) -> list[Row]:
+    """The arena full of tokens, all but every other block given back: state slots that only fit beside a float."""
     shape = world.shape
-    block = max(shape.page_size, shape.slots // 64 // shape.page_size * shape.page_size) // shape.page_size
+    block = _block(shape, EVERYTHING)
     pages = _fill(world)
-    going = np.concatenate([pages[first : first + block] for first in range(0, pages.size, 2 * block)])
+    going = np.concatenate([pages[first : first + block] for first in range(block, pages.size, 2 * block)])
     world.step("give_back", [world.free("give_back", shape.parts(None, going, going))])
     most = world.logical.max_extra(None, shape.demand(1, 0, 0))
-    wanted = min(most, _slots_in_place(world) + STATE_SLOTS_ASKED)
-    return _relieve(world, "relief_state_take", shape.demand(wanted, 0, 0))
+    wanted = min(most, shape.state_slots, _slots_in_place(world) + ask)
+    return _relieve(world, name, shape.demand(wanted, 0, 0))
 
 
 def _fill(world: World) -> Int32s:
