@@ -24,6 +24,7 @@ QUESTIONS = 64
 RELIEF_TAKES = 4
 STATE_SLOTS_ASKED = 4
 LARGE_PART = 64
+FILL_PAGES = 4096
 EVERYTHING = 2**30
 
 Row = dict[str, Any]
@@ -174,14 +175,16 @@ def _state_relief(world: World, name: str, ask: int) -> list[Row]:
 
 
 def _fill(world: World) -> Int32s:
-    """Every token page the pool holds, in one take."""
-    shape = world.shape
-    pages = world.logical.max_extra(None, shape.demand(0, 1, 1))
-    taken = world.take("fill", shape.demand(0, pages, pages))
-    if taken is None:
-        raise RuntimeError("what max_extra promised is refused")
-    world.step("fill", [taken.op])
-    return taken.ids[-1]
+    """Every token page the pool holds, in takes of a few thousand, as prompts take them."""
+    shape, pages = world.shape, []
+    while left := world.logical.max_extra(None, shape.demand(0, 1, 1)):
+        k = min(left, FILL_PAGES)
+        taken = world.take("fill", shape.demand(0, k, k))
+        if taken is None:
+            raise RuntimeError("what max_extra promised is refused")
+        world.step("fill", [taken.op])
+        pages.append(taken.ids[-1])
+    return np.concatenate(pages)
 
 
 def _empty(world: World) -> None:

@@ -1,7 +1,8 @@
 """What the allocator's own books weigh beside the arena they keep, for storage plans of real models.
 
-Owns the walk over a chain's columns and the list of plans. Must never count a column twice. The columns are made at
-their full length when a chain is made, so an unused chain weighs what a full one does, but for what pends.
+Owns the walk over a chain's columns and the list of plans. Must never count a column twice. Columns have their full
+length from the start, some of them only from the first transfer: so one is begun, published and its units freed in
+every band, and then the chains weigh what full ones do, but for what pends and for the open uses themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from allocator.decl import MHA, Full, Layer, Part, State, StateLife, StateTensor, Window
 from allocator.geometry import Geometry
 from allocator.logical.chain import LogicalChain
+from allocator.ops import Op
 from allocator.physical.chain import PhysicalChain
 from allocator.plan import plan_storage
 from allocator.sizing import size_arena
@@ -75,6 +77,22 @@ def weigh(root: object) -> tuple[int, int]:
     return columns, others
 
 
+def used_chains(geometry: Geometry) -> tuple[LogicalChain, PhysicalChain]:
+    """Both chains after a transfer in every band that was published and whose units wait for its end."""
+    logical, physical = LogicalChain(geometry), PhysicalChain(geometry, 0)
+    taken = logical.take((1,) * len(logical.bands))
+    steps: list[list[Op]] = [
+        [taken.op, logical.hold(1, taken.ids)],
+        [logical.publish(1, taken.ids)],
+        [logical.free(taken.ids)],
+    ]
+    for seq, ops in enumerate(steps, start=1):
+        physical.begin_step(seq, 0)
+        physical.apply(ops)
+        physical.end_step()
+    return logical, physical
+
+
 def memory_rows() -> Iterator[dict[str, Any]]:
     """Per plan and arena: bytes of both chains and their share of the arena."""
     for model, layers in MODELS.items():
@@ -82,7 +100,7 @@ def memory_rows() -> Iterator[dict[str, Any]]:
         for gib in ARENA_GIB:
             sizing = size_arena(plan, gib * GIB, max_running_requests=16, max_model_len=8192, max_batched_tokens=2048)
             geometry = Geometry(PAGE_SIZE, sizing.virtual_pages, sizing.virtual_slots, [sizing.geometry])
-            logical, physical = LogicalChain(geometry), PhysicalChain(geometry, 0)
+            logical, physical = used_chains(geometry)
             sides = {"logical": weigh(logical), "physical": weigh(physical), "both": weigh((logical, physical))}
             arena = sizing.geometry.arena_bytes
             for side, (columns, others) in sides.items():
