@@ -8,7 +8,8 @@ run them in either order, and the result would depend on it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from allocator.columns import Int32s, Int64s
@@ -17,14 +18,12 @@ Clock = dict[str, int]
 
 
 class Access(NamedTuple):
-    """One piece of work: what it reads and writes, and everything before it."""
+    """One piece of work that touches a thing, the `number`th on its line."""
 
     name: str
     line: str
     number: int
-    past: Clock
-    reads: frozenset[object]
-    writes: frozenset[object]
+    writes: bool
 
 
 class Event:
@@ -54,15 +53,18 @@ class Stream:
 
 
 class Machine:
-    """All lines of one rank; waits of a kind in `deaf`, (who waits, for whom), are not heard."""
+    """All lines of one rank; waits of a kind in `deaf`, (who waits, for whom), are not heard.
+
+    `races` are pairs of work that touch one thing with nothing between them, found when the later one is issued.
+    """
 
     def __init__(self, deaf: frozenset[tuple[str, str]] = frozenset()) -> None:
         self.deaf = deaf
         self.heard: set[tuple[str, str]] = set()
-        self.lines = ("forward", "schedule", "copies", "engine", "host")
-        self.clocks: dict[str, Clock] = {line: {} for line in self.lines}
-        self.work: list[Access] = []
+        self.clocks: defaultdict[str, Clock] = defaultdict(dict)
+        self.races: list[str] = []
         self.current = ""
+        self._touched: defaultdict[object, list[Access]] = defaultdict(list)
 
     def stream(self, line: str) -> Any:
         """The stream of that name."""
@@ -89,24 +91,36 @@ class Machine:
         for other, count in self.clocks["host"].items():
             clock[other] = max(clock.get(other, 0), count)
         clock[line] = clock.get(line, 0) + 1
-        self.work.append(Access(name, line, clock[line], dict(clock), frozenset(reads), frozenset(writes)))
+        past = dict(clock)
+        for thing in reads:
+            self._touch(thing, Access(name, line, clock[line], False), past)
+        for thing in writes:
+            self._touch(thing, Access(name, line, clock[line], True), past)
 
-    def races(self) -> list[str]:
-        """Pairs of work, in the order in which they were issued, that touch one thing with nothing between them."""
-        found = []
-        for at, later in enumerate(self.work):
-            for earlier in self.work[:at]:
-                touched = later.writes & (earlier.reads | earlier.writes) | later.reads & earlier.writes
-                if touched and later.past.get(earlier.line, 0) < earlier.number:
-                    found.append(f"{later.name} does not wait for {earlier.name}: {sorted(map(str, touched))}")
-        return found
+    def _touch(self, thing: object, work: Access, past: Clock) -> None:
+        before = self._touched[thing]
+        ordered = True
+        for one in before:
+            if past.get(one.line, 0) < one.number:
+                ordered = False
+                if work.writes or one.writes:
+                    self.races.append(f"{work.name} does not wait for {one.name}: {thing}")
+        if ordered and work.writes:
+            before.clear()  # whoever comes after this write comes after them
+        before.append(work)
 
 
 class Units:
-    """Unit operations that only note what they touch: (band, unit), ("slot", band, slot) and ("id", band, id)."""
+    """Unit operations that only note what they touch: bytes of the arena, ("slot", band, slot), ("id", band, id)."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, unit_bytes: Sequence[int]) -> None:
         self.machine = machine
+        self.unit_bytes = unit_bytes
+
+    def bytes_of(self, band: int, units: Int32s) -> list[object]:
+        """The bytes of these units, by number."""
+        size = self.unit_bytes[band]
+        return [byte for unit in units.tolist() for byte in range(unit * size, (unit + 1) * size)]
 
     def open_tables(self, tables: Sequence[Int32s]) -> None:
         """Every id is written."""
@@ -115,11 +129,11 @@ class Units:
 
     def zero(self, band: int, units: Int32s) -> None:
         """Units are written."""
-        self._note("zero", [], _units(band, units))
+        self._note("zero", [], self.bytes_of(band, units))
 
     def copy(self, band: int, sources: Int32s, targets: Int32s) -> None:
         """Sources are read, targets written."""
-        self._note("copy", _units(band, sources), _units(band, targets))
+        self._note("copy", self.bytes_of(band, sources), self.bytes_of(band, targets))
 
     def bind(self, band: int, virtual: Int32s, physical: Int32s) -> None:
         """Ids are written."""
@@ -127,11 +141,11 @@ class Units:
 
     def to_host(self, use: int, band: int, units: Int32s, slots: Int64s) -> None:
         """Units are read, slots written."""
-        self._note(f"read {use}", _units(band, units), _slots(band, slots))
+        self._note(f"read {use}", self.bytes_of(band, units), _slots(band, slots))
 
     def from_host(self, use: int, band: int, units: Int32s, slots: Int64s) -> None:
         """Slots are read, units written."""
-        self._note(f"write {use}", _slots(band, slots), _units(band, units))
+        self._note(f"write {use}", _slots(band, slots), self.bytes_of(band, units))
 
     def _note(self, name: str, reads: Sequence[object], writes: Sequence[object]) -> None:
         assert self.machine.current, f"{name} was issued on no stream"
@@ -139,34 +153,37 @@ class Units:
 
 
 class Engine:
-    """A transfer engine: it starts when it is called, beside everything; `log` keeps the calls."""
+    """A transfer engine: each transfer starts when it is called, beside everything; `log` keeps the calls.
 
-    def __init__(self, machine: Machine) -> None:
+    `reads(use, band, virtual)`: whether the peer of a publication reads; by default it writes.
+    """
+
+    def __init__(self, machine: Machine, units: Units, reads: Callable[[int, int, Int32s], bool] | None = None) -> None:
         self.machine = machine
+        self.units = units
+        self.reads = reads or (lambda use, band, virtual: False)
         self.log: list[tuple[object, ...]] = []
 
     def submit(self, use: int, band: int, units: Int32s) -> None:
         """Units are read."""
         self.log.append(("submit", use, band, units.tolist()))
-        self.machine.issue(f"send {use}", "engine", _units(band, units))
+        self.machine.issue(f"send {use}", f"engine {use}", self.units.bytes_of(band, units))
 
     def publish(self, use: int, band: int, virtual: Int32s, units: Int32s) -> None:
-        """The peer may write the units."""
+        """The peer may touch the units."""
         self.log.append(("publish", use, band, virtual.tolist(), units.tolist()))
-        self.machine.issue(f"peer {use}", "engine", [], _units(band, units))
+        touched = self.units.bytes_of(band, units)
+        reads, writes = (touched, []) if self.reads(use, band, virtual) else ([], touched)
+        self.machine.issue(f"peer {use}", f"engine {use}", reads, writes)
 
     def wait(self, use: int) -> None:
         """The host goes on behind the transfer."""
         self.log.append(("wait", use))
-        self.machine.order("host", "engine", self.machine.clocks["engine"])
+        self.machine.order("host", "engine", self.machine.clocks[f"engine {use}"])
 
     def end(self, use: int) -> None:
         """Forgotten."""
         self.log.append(("end", use))
-
-
-def _units(band: int, units: Int32s) -> list[object]:
-    return [(band, unit) for unit in units.tolist()]
 
 
 def _slots(band: int, slots: Int64s) -> list[object]:

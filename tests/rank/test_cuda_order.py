@@ -26,7 +26,7 @@ from daemon.rank.errors import StepRefused
 from daemon.rank.executor import Executor
 from tests.rank.modeled_streams import Clock, Engine, Machine, Units
 
-STAGE = StageGeometry(256 * 40, 256, [BandGeometry("full", "full", 256)])
+STAGE = StageGeometry(8 * 40, 8, [BandGeometry("full", "full", 8)])
 GEOMETRY = Geometry(4, 30, 0, [STAGE])
 
 
@@ -37,8 +37,9 @@ class Rank:
         self.machine = Machine(deaf)
         stream = self.machine.stream
         streams = Streams(stream("forward"), stream("schedule"), stream("copies"), self.machine.on)
-        self.engine = Engine(self.machine)
-        self.device = CudaDevice(streams, Units(self.machine), self.engine if engine else None)
+        self.units = Units(self.machine, [8])
+        self.engine = Engine(self.machine, self.units)
+        self.device = CudaDevice(streams, self.units, self.engine if engine else None)
         self.executor = Executor(GEOMETRY, 0, self.device, [0])
         self._ends: dict[int, Clock] = {}
 
@@ -53,7 +54,7 @@ class Rank:
     def forward(self, seq: int, reads: list[int], writes: list[int], *waits: Effect) -> None:
         """What `launched` returned, then a forward that touches these units."""
         self.executor.execute(list(waits))
-        touched = [[(0, unit) for unit in units] for units in (reads, writes)]
+        touched = [self.units.bytes_of(0, np.array(units, dtype=np.int32)) for units in (reads, writes)]
         self.machine.issue(f"forward {seq}", "forward", *touched)
         self.device.record_forward(seq)
         self._ends[seq] = dict(self.machine.clocks["forward"])
@@ -94,7 +95,7 @@ def scene(deaf: frozenset[tuple[str, str]] = frozenset()) -> Rank:
 def test_a_scene_of_everything_has_no_race() -> None:
     """Forwards, moves, host copies and transfers touch each unit in one order."""
     rank = scene()
-    assert rank.machine.races() == []
+    assert rank.machine.races == []
     assert rank.engine.log == [
         ("submit", 72, 0, [3]),
         ("publish", 73, 0, [11], [11]),
@@ -121,7 +122,7 @@ KINDS = [
 def test_without_any_kind_of_wait_something_races(kind: tuple[str, str]) -> None:
     """A device that does not wait in one of these ways is found out; the scene has all of them and no other."""
     assert scene().machine.heard == {*KINDS, ("host", "tokens")}
-    assert scene(frozenset([kind])).machine.races()
+    assert scene(frozenset([kind])).machine.races
 
 
 def test_a_send_waits_for_its_forward_and_for_what_the_schedule_stream_waits_for() -> None:
@@ -140,7 +141,7 @@ def test_a_send_waits_for_its_forward_and_for_what_the_schedule_stream_waits_for
     assert rank.engine.log[1:] == [("submit", 8, 0, [3])]
     rank.step(SendUnits(9, 0, pack_i32([1]), 2))
     assert rank.engine.log[2:] == [("submit", 9, 0, [1])]
-    assert rank.machine.races() == []
+    assert rank.machine.races == []
 
 
 def test_a_released_transfer_is_not_started_any_more() -> None:
