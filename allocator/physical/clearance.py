@@ -2,7 +2,7 @@
 
 Owns the closed sets of consumers and hazards and the table between them. Must never be bypassed: code that is about to
 let a consumer touch a unit looks up the pair of consumer and every hazard recorded on the unit. Invariant: the table is
-total. Host copies, network transfers and fixed units have their rows here; no ledger records them yet.
+total, and every cell can arise: the ledger keeps a record of each hazard until it is over.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ import pytest
 from allocator.checks import OFF, Checks
 from allocator.columns import i32
 from allocator.effects import Bind, Copy, Effect, WaitForward, Zero
-from allocator.errors import InvariantBroken, NotBuilt
+from allocator.errors import InvariantBroken
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from allocator.ops import Free, Op, Part, Take
 from allocator.physical.chain import PhysicalChain
-from tests.allocator.worlds import OneBand, full_geometry, hybrid_geometry, ids, stage_of
+from tests.allocator.byte_arena import PADDING
+from tests.allocator.worlds import OneBand, World, full_geometry, hybrid_geometry, ids, room, stage_of
 
 Call = tuple[object, ...]
 """A method's name and its arguments."""
@@ -313,17 +314,33 @@ def test_a_forward_writes_only_bound_pages() -> None:
         world.step(writes=[1])
 
 
-def test_what_is_not_built_is_refused_by_name() -> None:
-    """Several stored bands, state slots, releases and extents are refused; nothing pretends to serve them."""
-    with pytest.raises(NotBuilt, match=r"bands window:64, full share this arena.*floats, relief"):
-        PhysicalChain(hybrid_geometry(stage_of(256, 8, (0, 4, 8))), 0)
-    with pytest.raises(NotBuilt, match="state slots need a padding slot"):
-        PhysicalChain(hybrid_geometry(stage_of(256, 8, (8, 0))), 0)
-    chain = PhysicalChain(full_geometry(2), 0)
-    with pytest.raises(NotBuilt, match="releases transfers or fixes extents"):
-        chain.begin_step(1, 0, released=[7])
-    with pytest.raises(ValueError, match="its sink needs 8 bytes"):
+def test_a_geometry_without_its_sinks_or_padding_slot_is_refused_by_name() -> None:
+    """Bytes before the chain hold the sink of the largest page, and with state a slot of padding rows beside it."""
+    with pytest.raises(ValueError, match="its sink needs 8 bytes before the chain, which starts at 4"):
         PhysicalChain(hybrid_geometry(stage_of(256, 4, (8,))), 0)
+    with pytest.raises(ValueError, match="padding slot needs 8 bytes between the sinks, which end at 0"):
+        PhysicalChain(hybrid_geometry(stage_of(256, 4, (8, 0))), 0)
+    with pytest.raises(ValueError, match="padding slot needs 16 bytes between the sinks, which end at 24"):
+        PhysicalChain(hybrid_geometry(stage_of(256, 32, (16, 24))), 0)
+
+
+def test_the_padding_slot_lies_between_the_sinks_and_the_chain() -> None:
+    """Unbound slots read as the slot just below the first one; unbound pages read as unit 0."""
+    world = World(hybrid_geometry(room(64, 16, 8, 8)))
+    assert [world.chain().resting_unit(band) for band in range(3)] == [1, 0, 0]
+    slots, _, _ = world.take(2, 0, 1)
+    world.step(writes={0: slots})  # padding rows write it beside them
+    assert world.where(0, [0, *slots, 3]) == [1, 2, 3, 1]
+    assert [world.stages[0][0].arena.value((0, unit)) for unit in (0, 1)] == [0, PADDING]
+    world.drain()
+
+
+def test_a_release_of_what_never_began_stops_there() -> None:
+    """A step that releases a use nobody began, or a second time, is a defect of the stream."""
+    chain = PhysicalChain(full_geometry(2), 0)
+    with pytest.raises(InvariantBroken, match="use 7 is released, but not on record") as caught:
+        chain.begin_step(1, 0, released=[7])
+    assert caught.value.name == "use.once"
 
 
 def test_a_stage_without_a_band_applies_its_ops_all_the_same() -> None:
