@@ -13,7 +13,7 @@ life that was cut anywhere passes if everything up to its last record is reprodu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,8 +54,8 @@ class Core(Protocol):
 class Mirror(Protocol):
     """The logical chain as a rank follows it."""
 
-    def apply_step(self, seq: int, ops: list[Op]) -> bytes:
-        """Apply a step's ops; the chained logical digest."""
+    def apply_step(self, seq: int, ops: list[Op], released: Sequence[int]) -> bytes:
+        """End the step's released uses and apply its ops; the chained logical digest."""
 
 
 class Stage(Protocol):
@@ -282,7 +282,7 @@ class Replay:
             got = f"epoch {step.epoch}, step {step.seq}"
             raise Diverged(_diverged(record, "a step out of order", got, expected, step))
         try:
-            logical = epoch.mirror.apply_step(step.seq, step.ops)
+            logical = epoch.mirror.apply_step(step.seq, step.ops, step.released)
             layouts = [stage.apply_step(step) for stage in epoch.stages]
         except Exception as error:
             shown = f"{type(error).__name__}: {error}"

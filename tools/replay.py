@@ -55,13 +55,13 @@ class StageReplica:
 
     def apply_step(self, step: Step) -> bytes:
         """Apply a whole step; the chained layout digest."""
-        self._chain.begin_step(step.seq, step.processed_through, step.released, [])
+        self._chain.begin_step(step.seq, step.processed_through, step.released)
         self._chain.apply(step.ops)
         layout = self._chain.end_step()
         if step.forward is not None:
             self._rows.apply(step.forward)
-            written = self._rows.written_pages(step.forward, self._page_size)
-            self._chain.launched(step.seq, {len(self._bands) - 1: written})
+            written = self._rows.written_ids(step.forward, self._bands, self._page_size)
+            self._chain.launched(step.seq, written)  # its waits are for a device; there is none here
         return layout
 
     def counts(self) -> list[dict[str, Any]]:

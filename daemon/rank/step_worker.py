@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from allocator.checks import WARN, Checks
-from allocator.columns import Int32s, pack_i32, pack_i64
+from allocator.columns import pack_i32, pack_i64
 from allocator.logical.mirror import LogicalMirror
 from allocator.physical.chain import PhysicalChain
 from daemon.rank.batch import Batch, build_batch
@@ -26,7 +26,7 @@ from daemon.rank.executor import Executor
 from daemon.rank.rows import RowTable
 from daemon.rank.runner import Launched, Outcome, Runner
 from ipc.digests import SAMPLED_START, sampled_digest
-from ipc.messages import Begin, Forward, RankSettings, Report, Step
+from ipc.messages import Begin, RankSettings, Report, Step
 
 
 class InFlight(NamedTuple):
@@ -89,18 +89,14 @@ class StepWorker:
         batch, launched = None, None
         if step.forward is not None:
             batch = build_batch(step.seq, step.forward, self.rows, self.executor.tables[-1], self._page_size)
-            self.executor.execute(self.chain.launched(step.seq, self._written(step.forward)))
+            written = self.rows.written_ids(step.forward, self._bands, self._page_size)
+            self.executor.execute(self.chain.launched(step.seq, written))
             launched = self.runner.launch(batch)
             device.record_forward(step.seq)
             self._newest_forward = step.seq
         elif step.processed_through == self._newest_forward:
             self._check_idle()
         return InFlight(step, logical, layout, bands, batch, launched, start_ns)
-
-    def _written(self, forward: Forward) -> dict[int, Int32s | None]:
-        """Virtual ids that a forward writes, per band: pages in the owner and in every window; of state unknown."""
-        pages = self.rows.written_pages(forward, self._page_size)
-        return {index: None if band.kind == "state" else pages for index, band in enumerate(self._bands)}
 
     def _check_idle(self) -> None:
         """With no forward in flight and nothing live or in use by the ops: the layout is recounted, and holds nothing.
