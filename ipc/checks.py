@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from allocator.ops import Flush, Op
+from allocator.ops import Backup, CopyState, Flush, Load, Op, Rebind, UseOp
 from ipc import messages as m
 from ipc.errors import DecodeError
 from ipc.handshake import Limits
@@ -210,9 +210,22 @@ def _op(op: Op) -> None:
     if isinstance(op, Flush):
         _range("ops.moves_max", op.moves_max, 0, INT32_MAX)
         return
+    if isinstance(op, Rebind | CopyState):
+        _range("ops.band", op.band, 0, INT32_MAX)
+        pairs = _column("ops.sources", op.sources, 4)
+        _column("ops.targets", op.targets, 4, pairs)
+        return
+    rows: list[int] = []
     for part in op.parts:
         _range("ops.band", part.band, 0, INT32_MAX)
-        _column("ops.ids", part.ids, 4)
+        rows.append(_column("ops.ids", part.ids, 4))
+    if isinstance(op, UseOp):
+        _range("ops.use", op.use, 1, INT64_MAX)
+    if isinstance(op, Backup | Load):
+        if len(op.slots) != len(rows):
+            _fail("column", "ops.slots", f"{len(op.slots)} columns of host slots where {len(rows)} belong")
+        for units, slots in zip(rows, op.slots, strict=True):
+            _column("ops.slots", slots, 8, units)
 
 
 def check_step(msg: m.Step, limits: Limits) -> None:
@@ -220,6 +233,8 @@ def check_step(msg: m.Step, limits: Limits) -> None:
     _range("epoch", msg.epoch, 1, INT64_MAX)
     _range("seq", msg.seq, 1, INT64_MAX)
     _range("processed_through", msg.processed_through, 0, msg.seq - 1)
+    for use in msg.released:
+        _range("released", use, 1, INT64_MAX)
     _digest("logical", msg.logical)
     for op in msg.ops:
         _op(op)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from allocator.columns import pack_i32, pack_i64
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
-from allocator.ops import Flush, Free, Part, Take
+from allocator.ops import Backup, CopyState, Flush, Free, Hold, Load, Op, Part, Publish, Rebind, Send, Take
 from ipc import codec
 from ipc import messages as m
 from ipc.checks import CHECKS
@@ -40,6 +40,17 @@ FORWARD = m.Forward(
     [m.RowSampling(0, 1, m.Sampling(seed=3), 0)],
 )
 STEP = m.Step(1, 2, 0, 1, [], [Take([Part(0, pack_i32([1]))]), Free([Part(0, b"")]), Flush(4)], FORWARD, DIGEST)
+PAGES = [Part(0, pack_i32([1, 2]))]
+SLOTS = [pack_i64([7, 8])]
+USES: list[Op] = [
+    Rebind(0, pack_i32([1]), pack_i32([2])),
+    CopyState(0, pack_i32([1]), pack_i32([2])),
+    Backup(1, PAGES, SLOTS),
+    Load(2, PAGES, SLOTS),
+    Hold(3, PAGES),
+    Send(4, PAGES),
+    Publish(3, PAGES),
+]
 REPORT = m.Report(1, 2, 0, 0, pack_i32([0]), pack_i32([1]), pack_i64([5]), DIGEST, DIGEST, b"", [], 9, bytes(16))
 
 EXAMPLES: dict[Callable[[bytes], Any], list[Any]] = {
@@ -61,7 +72,13 @@ EXAMPLES: dict[Callable[[bytes], Any], list[Any]] = {
         m.Finished("a", 0, 1, "stop", "", 1, 2, 3),
         m.Answer(1, True, "{}"),
     ],
-    codec.to_rank: [m.Hello(1, SETTINGS), m.Begin(1, Geometry(16, 8, 4, [STAGE])), STEP, m.Stop("why")],
+    codec.to_rank: [
+        m.Hello(1, SETTINGS),
+        m.Begin(1, Geometry(16, 8, 4, [STAGE])),
+        STEP,
+        m.Step(1, 3, 0, 1, [1, 2], USES, None, DIGEST),
+        m.Stop("why"),
+    ],
     codec.from_rank: [
         m.Join(0, 0, 1, "token"),
         m.Ready(0, 0, STAGE, 8, 4, FACTS, {"torch": "2"}, ["line"]),
@@ -152,6 +169,15 @@ BAD: list[tuple[Callable[[bytes], Any], Any, str, str]] = [
     (codec.to_rank, replace(STEP, logical=b""), "digest", "logical"),
     (codec.to_rank, replace(STEP, ops=[Free([Part(0, b"abc")])]), "column", "ops.ids"),
     (codec.to_rank, replace(STEP, ops=[Flush(-1)]), "out_of_range", "ops.moves_max"),
+    (codec.to_rank, replace(STEP, ops=[Rebind(0, pack_i32([1]), b"")]), "column", "ops.targets"),
+    (codec.to_rank, replace(STEP, ops=[CopyState(-1, b"", b"")]), "out_of_range", "ops.band"),
+    (codec.to_rank, replace(STEP, ops=[CopyState(0, b"abc", b"")]), "column", "ops.sources"),
+    (codec.to_rank, replace(STEP, ops=[Hold(0, PAGES)]), "out_of_range", "ops.use"),
+    (codec.to_rank, replace(STEP, ops=[Publish(2**63, PAGES)]), "out_of_range", "ops.use"),
+    (codec.to_rank, replace(STEP, ops=[Send(1, [Part(0, b"abc")])]), "column", "ops.ids"),
+    (codec.to_rank, replace(STEP, ops=[Backup(1, PAGES, [])]), "column", "ops.slots"),
+    (codec.to_rank, replace(STEP, ops=[Load(1, PAGES, [pack_i64([7])])]), "column", "ops.slots"),
+    (codec.to_rank, replace(STEP, released=[0]), "out_of_range", "released"),
     (codec.to_rank, replace(STEP, forward=replace(FORWARD, flags=b"\x01")), "column", "forward.flags"),
     (codec.to_rank, replace(STEP, forward=replace(FORWARD, table_pages=b"")), "column", "forward.table_pages"),
     (codec.from_rank, replace(REPORT, tokens=b""), "column", "tokens"),
