@@ -1,8 +1,9 @@
 """Freeze: from a publication until the ranks report where the published units lie, no band grows.
 
 Owns the reported fixed extents and the capacity form that follows from them. Must never guess an extent. Invariants:
-a band without an open publication has nothing fixed, whatever an older report says; while a publication is unreported
-no count may exceed its value at the newest publication, because what fits the spans held then is realizable.
+a band without an open publication that a report covers has nothing fixed, whatever an older report says; while a
+publication is unreported no count may exceed its value at the newest publication, because what fits the spans held then
+is realizable.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Freeze:
         if through_use in kept:
             kept = kept[kept.index(through_use) + 1 :]
         CapacityForm(self._geometry, extents)  # refuses extents that are none, whether they count or not
-        masked = self._masked(extents)
+        masked = self._masked(extents, kept)
         lasting = self._bare if masked is None else CapacityForm(self._geometry, masked)
         if not lasting.fits(counts):
             text = f"live units {tuple(counts)} do not fit around the fixed extents {extents}"
@@ -63,7 +64,7 @@ class Freeze:
 
     def refit(self) -> None:
         """The forms follow the extents, what is published, and what is unreported."""
-        masked = self._masked(self._extents)
+        masked = self._masked(self._extents, self._unreported)
         self.lasting = self._bare if masked is None else CapacityForm(self._geometry, masked)
         if not self._unreported:
             self._caps = None
@@ -73,10 +74,22 @@ class Freeze:
         """For digests."""
         return self._extents, self._unreported, self._caps
 
-    def _masked(self, extents: Extents) -> Extents | None:
-        """The extents of bands with an open publication; None when nothing is fixed."""
-        open_ = self._uses.publications
-        masked = tuple(tuple(extent if open_[band] else None for band, extent in enumerate(stage)) for stage in extents)
+    def _masked(self, extents: Extents, unreported: list[int]) -> Extents | None:
+        """The extents of bands with an open publication that was reported; None when nothing is fixed.
+
+        One that is not reported yet says nothing about an older extent: that may be of a publication that is over.
+        """
+        if not self._uses.any_published:
+            return None
+        covered = {
+            band
+            for use, (kind, columns) in self._uses.open.items()
+            if kind == "publish" and use not in unreported
+            for band, _ in columns
+        }
+        masked = tuple(
+            tuple(extent if band in covered else None for band, extent in enumerate(stage)) for stage in extents
+        )
         return masked if any(extent for stage in masked for extent in stage) else None
 
     def _missing(self, extents: Extents, unreported: list[int]) -> str:
