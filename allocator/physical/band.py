@@ -280,11 +280,12 @@ class Band:
         left = k - self._take_holes(k, chosen)
         if left and self.pending.units:
             left -= self._take_pending(min(left, self.pending.units), chosen, effects)
-        grown = growth.below + growth.above
-        if left and grown:
-            assert grown <= left, "growth is for what holes and pending units do not cover"
+        if left and growth.below + growth.above:
+            # Waits of the bands before this one may have made holes of units that the plan did not count.
+            above = min(growth.above, left)
+            growth = Growth(min(growth.below, left - above), above, growth.at)
             chosen += self._grow(growth, effects)
-            left -= grown
+            left -= growth.below + growth.above
         while left:
             self._settle_late(left, effects)
             left -= self._take_holes(left, chosen)
