@@ -230,7 +230,7 @@ class World:
     def show(self, use: Use) -> None:
         """The use is published by an op just made."""
         use.sent = 0
-        self._published = max(self._published, use.number)
+        self._published = use.number
         for band, column in use.ids.items():
             self.shown[band][column] += 1
 
