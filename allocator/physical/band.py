@@ -24,7 +24,7 @@ from allocator.physical.clearance import CLEARANCE, Clear, Consumer, Hazard
 from allocator.physical.compaction import plan_advance, plan_moves, plan_retreat
 from allocator.physical.forward_steps import ForwardSteps, PendingBatches
 from allocator.physical.ledger import COPIES, BandLedger, StageLedger, Use
-from allocator.physical.units import FENCED, HOLE, PENDING, VACATED, Units
+from allocator.physical.units import FENCED, HOLE, LIVE, PENDING, VACATED, Units
 
 
 class Growth(NamedTuple):
@@ -212,6 +212,14 @@ class Band:
         if touched is None or not touched.any():
             return []
         return self._stage.uses_of(self.index, positions[touched], (*COPIES, Hazard.NETWORK))
+
+    def record_unknown(self, seq: int) -> list[int]:
+        """Forward `seq` may write any live unit (speculation); the uses that it must wait for first."""
+        self.ledger.record_unknown(seq)
+        if self.ledger.is_clear():
+            return []
+        live = self.units.find(LIVE, self.units.begin, self.units.frontier)
+        return self._stage.uses_of(self.index, live, (*COPIES, Hazard.NETWORK))
 
     # --- uses ----------------------------------------------------------------------------------------------------
 

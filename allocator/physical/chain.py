@@ -130,7 +130,7 @@ class PhysicalChain:
             if band is None:
                 continue
             if ids is None:
-                band.ledger.record_unknown(seq)
+                effects += self._wait_for_uses(band.record_unknown(seq))
             elif ids.size:
                 effects += self._wait_for_uses(band.record_writes(seq, ids))
         self._late += effects
