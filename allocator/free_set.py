@@ -31,7 +31,7 @@ class FreeSet:
         self.count = size if filled else 0
         self._member = np.full(size, filled, dtype=np.bool_)
         blocks = max(1, -(-size // BLOCK))
-        self._back = np.zeros((blocks, BLOCK), dtype=np.bool_)
+        self._back = np.full((blocks, BLOCK), False)  # `full` touches the memory now, and not while serving
         self._back.reshape(-1)[:size] = filled
         self._blocks = self._back.sum(axis=1, dtype=np.int64)
         self._front = _EMPTY

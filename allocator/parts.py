@@ -20,6 +20,11 @@ def ascends(ids: Int32s) -> bool:
     return ids.size < 2 or not np.count_nonzero(ids[1:] <= ids[:-1])
 
 
+def same(one: Int32s, other: Int32s) -> bool:
+    """Whether two columns hold the same ids in the same order."""
+    return one.size == other.size and not np.count_nonzero(one != other)
+
+
 def op_columns(parts: list[Part], bands: int, checks: Checks) -> list[tuple[int, Int32s]]:
     """(band, ids) of each part, ids a read-only int32 view; raises InvariantBroken when not in canonical form."""
     columns: list[tuple[int, Int32s]] = []

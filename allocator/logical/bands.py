@@ -23,7 +23,7 @@ from allocator.geometry import Geometry
 from allocator.logical.uses import Columns, UseKind, Uses
 from allocator.logical.virtual_ids import VirtualIds
 from allocator.ops import Backup, CopyState, Flush, Free, Hold, Load, Op, Rebind, Send, Take, UseOp, canonical_bytes
-from allocator.parts import ascends, op_columns, pair_columns, slot_columns
+from allocator.parts import ascends, op_columns, pair_columns, same, slot_columns
 
 OptionalIds = Int32s | None
 Bools = NDArray[np.bool_]
@@ -59,7 +59,7 @@ class LogicalBands:
         self.slots = VirtualIds("slot", geometry.virtual_slots, checks)
         # Per window band, whether each owner page has a unit of it.
         self.windows: dict[int, Bools] = {
-            b: np.zeros(geometry.virtual_pages + 1, dtype=np.bool_) for b, k in enumerate(self.kinds) if k == "window"
+            b: np.full(geometry.virtual_pages + 1, False) for b, k in enumerate(self.kinds) if k == "window"
         }
         sizes = [geometry.virtual_slots + 1 if k == "state" else geometry.virtual_pages + 1 for k in self.kinds]
         self.uses = Uses(sizes, self.names, checks)
@@ -264,6 +264,9 @@ class LogicalBands:
             if band not in self.windows:
                 (self.pages if band == self.owner else self.slots).check_claim(ids)
                 continue
+            if same(ids, minted):  # a unit of every page that the op mints
+                self._check_fresh(band, ids)
+                continue
             if minted.size:
                 at = np.minimum(minted.searchsorted(ids), minted.size - 1)
                 fresh = minted[at] == ids
@@ -301,8 +304,10 @@ class LogicalBands:
     def _check_windows_released(self, ids: Int32s, released: dict[int, Int32s], quarantined: dict[int, Bools]) -> None:
         for band, column in self.windows.items():
             kept = ids[column[ids]]
-            if kept.size and band in released:
-                going = released[band]
+            going = released.get(band)
+            if kept.size and going is not None:
+                if same(kept, going):
+                    continue  # a finish names just the window units of its pages
                 at = np.minimum(going.searchsorted(kept), going.size - 1)
                 kept = kept[going[at] != kept]
             if kept.size and band in quarantined:

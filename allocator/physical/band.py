@@ -128,7 +128,7 @@ class Band:
 
     def free(self, ids: Int32s) -> list[Effect]:
         """Unbinds checked ids at once; their units pend behind the newest forward in flight, if there is one."""
-        stays = self.ledger.fixed(self.units.positions(ids))
+        stays = self.ledger.fixed(self.units.positions(ids)) if self.ledger.uses else None
         if stays is not None and stays.any():
             self._broken("band.free_of_fixed_unit", f"ids {some(ids[stays])} are published: a peer may touch them")
         positions = self.units.unbind(ids)

@@ -49,7 +49,8 @@ class BandLedger:
     def __init__(self, capacity: int, steps: ForwardSteps) -> None:
         self._capacity = capacity
         self._steps = steps
-        self._written_by = np.zeros(capacity, dtype=np.int64)  # the newest forward that writes the unit, 0: none
+        # The newest forward that writes the unit, 0: none. `full` touches the memory now, and not while serving.
+        self._written_by = np.full(capacity, 0, dtype=np.int64)
         self._counts: NDArray[np.int16] | None = None  # int16[uses by kind, capacity], made at the first use
         self._unknown_through = 0  # forwards up to this one may write any unit
         self.vacated = PendingBatches()  # moved-from units, behind the newest forward that may still read them

@@ -41,11 +41,12 @@ class Units:
         self.live = 0
         self.fenced = 0
         blocks = -(-capacity // BLOCK) + 1
+        # `full`, never `zeros`: memory is touched here, once, and not page by page while requests are served.
         self.state = np.full(blocks * BLOCK, BEYOND, dtype=np.uint8)  # whole blocks, so that a rank query can gather
-        self.holder = np.zeros(capacity, dtype=np.int32)  # virtual id of each live position
+        self.holder = np.full(capacity, 0, dtype=np.int32)  # virtual id of each live position
         self.unit_of = np.full(virtual_ids + 1, resting, dtype=np.int32)  # physical unit of each virtual id
         self.holes = FreeSet(capacity, filled=False)
-        self._live_blocks = np.zeros(blocks, dtype=np.int64)
+        self._live_blocks = np.full(blocks, 0, dtype=np.int64)
 
     # --- reading -------------------------------------------------------------------------------------------------
 
