@@ -125,19 +125,18 @@ class Relief:
 
     def make_room(self, wanted: Sequence[int]) -> list[Effect]:
         """Effects after which each band has `wanted` holes; raises InvariantBroken when no layout serves them."""
-        effects: list[Effect] = []
-        settled = 0
-        for band in self._bands:
-            settled = max(settled, band.settle_all())
-        if settled:
-            self._wait_forward(settled, effects)
+        # The search first: a take that no layout serves has settled nothing and waited for nobody.
         layout = self._search(wanted, keep_transfers=True)
+        sends: list[int] = []
         if layout is None and any(use.hazard in (Hazard.NETWORK, None) for use in self._ledger):
-            effects += self._bands[0].stage_wait([u.number for u in self._ledger if u.hazard is Hazard.NETWORK])
             layout = self._search(wanted, keep_transfers=False)
+            sends = [use.number for use in self._ledger if use.hazard is Hazard.NETWORK]
         if layout is None:
             self._refuse(wanted)
             raise AssertionError("a refusal raises")
+        effects: list[Effect] = []
+        self._wait_forward(max(band.settle_all() for band in self._bands), effects)
+        effects += self._bands[0].stage_wait(sends)
         if layout.cost_bytes:
             self._wait_forward(self._steps.newest_in_flight, effects)
         moved = self._realize(layout, wanted, effects)
@@ -154,7 +153,7 @@ class Relief:
         layouts: list[BandLayout] = []
         for band, k in zip(self._bands, wanted, strict=True):
             units = band.units
-            freed = band.freed_on_network() if keep_transfers and band.units.fenced else ()
+            freed = band.freed_on_network() if keep_transfers and band.ledger.uses else ()
             need = units.live + k + len(freed)
             first, end = unit_range(units, 0, units.capacity)
             begin, stop = unit_range(units, units.begin, units.frontier)

@@ -1,4 +1,4 @@
-"""Floats: where an empty one is placed, which way one grows, what it hands back, and that an empty one is transparent."""
+"""Floats: where an empty one is placed, which way one grows, what it hands back, and how its neighbours see it."""
 
 from __future__ import annotations
 
