@@ -38,10 +38,6 @@ class DeclarationError(AllocatorError):
     """A storage declaration that cannot be laid out."""
 
 
-class NotBuilt(AllocatorError):
-    """A geometry or request that this version names but does not serve."""
-
-
 class BudgetTooSmall(AllocatorError):
     """The byte budget is below what one request at batch size 1 needs.
 
