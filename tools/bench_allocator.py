@@ -47,6 +47,7 @@ COUNTS: dict[str, str] = {
     "max_extra": "the most pages that still fit",
     "relief_take": "a take of tokens that fits only after window holes are closed",
     "relief_take_large": "the same for a 64th of the pool at once",
+    "relief_take_in_flight": "the same while the freed units pend behind two forwards that write what stays",
     "relief_state_take": "a take of state slots that fits only after the float has moved",
     "relief_state_take_large": "the same for all slots of the pool at once",
     "memory": "bytes of the chains' own columns and objects",

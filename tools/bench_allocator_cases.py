@@ -17,7 +17,7 @@ import numpy as np
 from allocator.capacity import Demand
 from allocator.columns import Int32s
 from allocator.ops import Flush
-from tools.bench_allocator_world import Shape, Timer, World
+from tools.bench_allocator_world import IN_FLIGHT, Shape, Timer, World
 
 EXTEND_TOKENS = (512, 2048)
 QUESTIONS = 64
@@ -96,7 +96,11 @@ def relief_rows(shape: Shape, rounds: int, budget_s: float, seed: int) -> Iterat
     """Takes that need relief: tokens into a window's holes, few and many, and with state also slots beside a float."""
     few = max(1, _block(shape, 256) // 2)
     many = max(few, shape.slots // shape.page_size // LARGE_PART)
-    asks: dict[str, tuple[str, int]] = {"relief_take": ("tokens", few), "relief_take_large": ("tokens", many)}
+    asks: dict[str, tuple[str, int]] = {
+        "relief_take": ("tokens", few),
+        "relief_take_large": ("tokens", many),
+        "relief_take_in_flight": ("flying", few),
+    }
     if shape.bands == 3:
         asks |= {"relief_state_take": ("state", STATE_SLOTS_ASKED), "relief_state_take_large": ("state", EVERYTHING)}
     for name, (what, ask) in asks.items():
@@ -107,7 +111,10 @@ def relief_rows(shape: Shape, rounds: int, budget_s: float, seed: int) -> Iterat
         for count in range(rounds):
             if count and time.monotonic() > deadline:
                 break
-            moved += _token_relief(world, rng, name, ask) if what == "tokens" else _state_relief(world, name, ask)
+            if what == "state":
+                moved += _state_relief(world, name, ask)
+            else:
+                moved += _token_relief(world, rng, name, ask, what == "flying")
             world.check()
             _empty(world)
         for row in world.times.rows():
@@ -142,16 +149,23 @@ def _block(shape: Shape, most: int) -> int:
     return max(1, min(most, shape.slots // 64) // shape.page_size)
 
 
-def _token_relief(world: World, rng: random.Random, name: str, ask: int) -> list[Row]:
-    """The arena full of tokens, window units of every other block given back at random, four takes past the gaps."""
+def _token_relief(world: World, rng: random.Random, name: str, ask: int, flying: bool) -> list[Row]:
+    """The arena full of tokens, window units of every other block given back at random, four takes past the gaps.
+
+    `flying`: two forwards are in flight meanwhile, which write the last page of every block that stays.
+    """
     shape = world.shape
     block = _block(shape, 256)
     pages = _fill(world)
     blocks = [pages[first : first + block] for first in range(0, pages.size, block)]
     rng.shuffle(blocks)
-    going = np.sort(np.concatenate(blocks[: len(blocks) // 2]))
-    if shape.bands > 1:
-        world.step("give_back", [world.free("give_back", shape.parts(None, going, None))])
+    half = len(blocks) // 2
+    if flying:
+        last = np.array([block[-1] for block in blocks[half:]], dtype=np.int32)
+        for _ in range(IN_FLIGHT):
+            world.step("launch", [], {band: last for band, kind in enumerate(shape.kinds) if kind != "state"})
+    going = np.sort(np.concatenate(blocks[:half]))
+    world.step("give_back", [world.free("give_back", shape.parts(None, going, None))])
     moved: list[Row] = []
     for _ in range(RELIEF_TAKES):
         most = world.logical.max_extra(None, shape.demand(0, 1, 1))
@@ -167,6 +181,7 @@ def _state_relief(world: World, name: str, ask: int) -> list[Row]:
     shape = world.shape
     block = _block(shape, EVERYTHING)
     pages = _fill(world)
+    pages = pages[world.physical.physical(shape.kinds.index("window"), pages).argsort()]  # as they lie in the arena
     going = np.concatenate([pages[first : first + block] for first in range(block, pages.size, 2 * block)])
     world.step("give_back", [world.free("give_back", shape.parts(None, going, going))])
     most = world.logical.max_extra(None, shape.demand(1, 0, 0))
@@ -188,7 +203,8 @@ def _fill(world: World) -> Int32s:
 
 
 def _empty(world: World) -> None:
-    """Frees everything and hands all spans back."""
+    """Frees everything, lands every forward and hands all spans back."""
+    world.land()
     parts = [world.logical.live_ids(band) for band in range(world.shape.bands)]
     world.step("empty", [world.free("empty", list(parts))])
     world.step("empty", [Flush(EVERYTHING)])
@@ -240,10 +256,8 @@ def _gaps_bytes(world: World) -> list[tuple[int, int]]:
 
 
 def _pages_in_place(world: World) -> int:
-    """The most token pages that holes and the gaps beside their bands hold without any move."""
-    if world.shape.bands == 1:
-        return int(world.counts()[0, 1] + world.counts()[0, 3])
-    holes, units = world.counts()[:, 1], [band.unit_bytes for band in world.stage.bands]
+    """The most token pages that holes, pending units and the gaps beside their bands hold without any move."""
+    holes, units = world.counts()[:, 1:3].sum(axis=1), [band.unit_bytes for band in world.stage.bands]
     gaps = [end - start for start, end in _gaps_bytes(world)]
     right = gaps[-2]
     left = gaps[-3] if world.shape.bands == 3 and len(gaps) > 2 else 0
@@ -262,4 +276,4 @@ def _slots_in_place(world: World) -> int:
     state = world.physical.spans()[0]
     gaps = _gaps_bytes(world)
     start, end = gaps[1] if state is not None and state[1] > state[0] else gaps[0]
-    return int(world.counts()[0, 1]) + max(0, end // unit - -(-start // unit))
+    return int(world.counts()[0, 1:3].sum()) + max(0, end // unit - -(-start // unit))

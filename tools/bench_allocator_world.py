@@ -204,6 +204,13 @@ class World:
         self.physical.end_step()
         return timer
 
+    def land(self) -> None:
+        """Every forward in flight is processed: nothing pends afterwards."""
+        if self.in_flight:
+            self.processed = self.in_flight[-1]
+            self.in_flight.clear()
+            self.step("land", [])
+
     # --- reading -------------------------------------------------------------------------------------------------
 
     def counts(self) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
