@@ -79,17 +79,17 @@ class Band:
         return min(ends) * self.unit_bytes, (max(ends) + 1) * self.unit_bytes
 
     def in_place(self) -> int:
-        """Units that a take has without growing: holes and pending ones."""
-        return self.units.holes.count + self.pending.units
+        """Units that a take has before it grows: holes, and pending ones that only a forward may still touch."""
+        return self.units.holes.count + self._pending_clear()
 
     def in_place_late(self) -> int:
-        """Units that it has besides, after growth: vacated ones, and those behind a host copy."""
-        return self.ledger.vacated.units + self.units.fenced
+        """Units that it has besides, after growth: vacated ones, and those that uses may still touch."""
+        return self.ledger.vacated.units + self.units.fenced + self.pending.units - self._pending_clear()
 
     def freed_on_network(self) -> Int32s:
         """Positions, ascending, that are free but for our transfer engine, which may still read them.
 
-        They are among `in_place` and `in_place_late`, and no take in place may have them.
+        They are among `in_place_late`, and no take in place may have them.
         """
         columns = [use.column(self.index) for use in self._stage if use.hazard is Hazard.NETWORK]
         freed = [c[np.isin(self.units.state[c], (PENDING, VACATED, FENCED))] for c in columns if c is not None]
@@ -287,7 +287,7 @@ class Band:
         chosen: list[Int32s] = []
         left = k - self._take_holes(k, chosen)
         if left and self.pending.units:
-            left -= self._take_pending(min(left, self.pending.units), chosen, effects)
+            left -= self._take_pending(min(left, self._pending_clear()), chosen, effects)
         if left and growth.below + growth.above:
             # Waits of the bands before this one may have made holes of units that the plan did not count.
             above = min(growth.above, left)
@@ -305,15 +305,27 @@ class Band:
             chosen.append(self.units.holes.take_lowest(inside))
         return inside
 
+    def _pending_clear(self) -> int:
+        """Pending units that no use touches: their forward is all that a taker waits for."""
+        if not self.pending.units or self.ledger.is_clear():
+            return self.pending.units
+        touched = self.ledger.touched(self.pending.positions())
+        return self.pending.units if touched is None else int(np.count_nonzero(~touched))
+
     def _take_pending(self, k: int, chosen: list[Int32s], effects: list[Effect]) -> int:
-        """Up to k pending units; whole batches become holes where the consumer must wait for their forward."""
+        """k pending units that no use touches; whole batches settle where the consumer must wait for their forward."""
         assert self.units.holes.count == 0, "holes come before what pends"
         if CLEARANCE[self.consumer][Hazard.FORWARD] is Clear.NONE and self.ledger.is_clear():
             for seq, positions in self.pending.pick(k):
                 self.ledger.record_tenant(seq, positions)
                 chosen.append(positions)
             return k
-        self._settle(self.pending, k, effects)
+        newest = 0
+        while self.units.holes.count < k:
+            newest, positions = self.pending.settle(k - self.units.holes.count)
+            self.become_free(positions)
+        if newest and self.ledger.stream_wait(Consumer.ZERO, newest):
+            effects.append(WaitForward(newest))
         return self._take_holes(k, chosen)
 
     def _settle(self, batches: PendingBatches, k: int, effects: list[Effect]) -> None:

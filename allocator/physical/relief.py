@@ -34,7 +34,7 @@ from allocator.physical.clearance import Consumer, Hazard
 from allocator.physical.forward_steps import ForwardSteps
 from allocator.physical.layout import BandLayout, Layout, Level, search
 from allocator.physical.ledger import StageLedger
-from allocator.physical.units import LIVE, PENDING, Units
+from allocator.physical.units import LIVE, Units
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -64,9 +64,7 @@ def plan_in_place(bands: Sequence[Band], wanted: Sequence[int], start_byte: int,
         soft = band.in_place()
         late = band.in_place_late()
         if band.ledger.uses:
-            freed = band.units.state[band.freed_on_network()]
-            soft -= int((freed == PENDING).sum())
-            late -= int((freed != PENDING).sum())
+            late -= band.freed_on_network().size
         short = max(0, k - soft)
         growth = Growth()
         if short:
