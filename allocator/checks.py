@@ -2,8 +2,8 @@
 
 Owns the table `INVARIANTS` and the level. Must never read the environment: the level (`BANDMASTER_INVARIANTS` = 0, 1
 warn, 2 strict) is passed in. Fatal ones raise at every level, because going on would corrupt live data; the others
-are silent at 0, collected in `Checks.found` at 1 (the shell logs and drains it) and raise at 2. At 2 every chain also
-recounts itself after each step.
+are silent at 0, collected in `Checks.found` at 1 (each line once; the shell logs and drains it), and raise at 2. At 2
+every chain also recounts itself after each step.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ INVARIANTS: dict[str, Invariant] = {
 class Checks:
     """The level of invariant checks of one chain, and what was found at level 1."""
 
-    __slots__ = ("found", "level")
+    __slots__ = ("_said", "found", "level")
 
     def __init__(self, level: int = WARN) -> None:
         if level not in (OFF, WARN, STRICT):
             raise ValueError(f"the invariant level must be 0, 1 or 2, not {level}")
         self.level = level
         self.found: list[str] = []
+        self._said: set[str] = set()
 
     def broken(self, name: str, detail: str) -> None:
         """The invariant `name` does not hold: raises InvariantBroken where it is fatal or the level is strict."""
@@ -67,7 +68,8 @@ class Checks:
             raise InvariantBroken(name, detail)
         if self.level >= WARN:
             line = f"{name}: {detail}"
-            if line not in self.found:
+            if line not in self._said:
+                self._said.add(line)
                 self.found.append(line)
 
 

@@ -7,6 +7,9 @@ it does until its end.
 How many tokens are stored: a request with p prompt and n output tokens writes p + n - 1 positions, because its last
 sampled token is never an input. One step late (overlap) a forward may have been launched for a token after a stop that
 was not foreseen: `surplus_tokens` prices it, up to the ceiling, past which no forward is launched.
+
+A checkpoint slot is priced in full, so that no checkpoint waits for a free slot and the window held back to it is
+bounded; only giving a checkpoint to the prefix tree takes another slot, and may fail.
 """
 
 from __future__ import annotations
@@ -58,8 +61,9 @@ class RequestSizes:
     `prompt_tokens` and `output_tokens` are what it will store: the prompt (for `LOAD_BACK` the tokens that return) and
     the output priced (for `CEILING` the most, for `ADMIT` the expected). `output_most` bounds the surplus (0: as
     `output_tokens`). `held` are the units it already has, per band. `chunk_tokens` is the most of its tokens one
-    forward writes, `lag_tokens` how many positions window retirement is behind (the steps in flight).
-    `checkpoint_interval` and `checkpoint_slot` say whether a prefix cache holds the window back and a slot is owned.
+    forward writes, `lag_tokens` how many positions window retirement is behind (`retirement_lag_tokens`).
+    `checkpoint_interval` says how far the last checkpoint, which holds the window back, can lie behind; a request that
+    has one owns its checkpoint slot from admission on, and so does one with `checkpoint_slot`.
     """
 
     prompt_tokens: int
@@ -86,11 +90,23 @@ def stored_tokens(prompt_tokens: int, output_tokens: int) -> int:
     return prompt_tokens + max(output_tokens - 1, 0)
 
 
+def retirement_lag_tokens(steps_in_flight: int, chunk_tokens: int) -> int:
+    """Positions that unprocessed forwards keep from retiring, beside the one that is launched now."""
+    assert steps_in_flight >= 0
+    return steps_in_flight * chunk_tokens
+
+
 def window_pages(window_tokens: int, span_tokens: int, page_size: int) -> int:
     """The most pages that a window's tokens and `span_tokens` more can touch, however they lie on the page grid."""
     tokens = window_tokens - 1 + span_tokens
     assert tokens >= 1
     return (tokens + page_size - 2) // page_size + 1
+
+
+def joint(demands: Sequence[Demand]) -> Demand:
+    """One demand for several that must all be granted: a load beside what this pass has promised already."""
+    assert demands
+    return tuple(sum(units) for units in zip(*demands, strict=True))
 
 
 def request_demand(bands: Sequence[BandGeometry], page_size: int, sizes: RequestSizes, purpose: Purpose) -> Demand:
@@ -107,7 +123,8 @@ def request_demand(bands: Sequence[BandGeometry], page_size: int, sizes: Request
     units: list[int] = []
     for band in bands:
         if band.kind == "state":
-            units.append(2 if sizes.checkpoint_slot else 1)
+            # In full, never shared or estimated: with a slot of its own the floor under the window always advances.
+            units.append(2 if sizes.checkpoint_slot or sizes.checkpoint_interval else 1)
         elif band.kind == "window":
             span = sizes.checkpoint_interval + (sizes.chunk_tokens + sizes.lag_tokens if rule.transient else 1)
             units.append(min(pages, window_pages(band.window_tokens, span, page_size)))

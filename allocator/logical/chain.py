@@ -83,6 +83,14 @@ class LogicalChain:
         answer = self._answers[demand] = self.form.refusal(self.counts, demand, self._quarantined())
         return answer
 
+    def fits(self, demand: Demand, given_back: Demand | None = None) -> bool:
+        """Whether the demand would fit if `given_back` units per band were free too. Reads only, and keeps nothing.
+
+        What a reclaim asks per victim: as `refusal`, without looking for whom to blame.
+        """
+        back = given_back or self._zero
+        return self.form.fits([c + d - b for c, d, b in zip(self.counts, demand, back, strict=True)])
+
     def never_fits(self, demand: Demand) -> CapacityRefusal | None:
         """None when an arena that holds only the quarantined units could hold the demand; otherwise why not.
 
