@@ -7,7 +7,7 @@ import pytest
 from allocator.columns import i32
 from allocator.effects import Bind, Copy, Effect, HostRead, HostWait, PublishUnits, WaitCopy
 from allocator.errors import InvariantBroken
-from allocator.ops import Backup, Part, Take
+from allocator.ops import Backup, Op, Part, Take
 from allocator.physical.chain import PhysicalChain
 from tests.allocator.worlds import World, full_geometry, hybrid_geometry, ids, room, waits
 
@@ -449,10 +449,14 @@ def test_waits_at_a_launch_are_in_the_next_digest() -> None:
     for written in ([1], [2]):
         chain = PhysicalChain(full_geometry(4, unit_bytes=8), 0)
         out: list[bytes] = []
-        ops = [[Take([Part(0, ids(1, 2).tobytes())])], [Backup(1, [Part(0, ids(1).tobytes())], [bytes(8)])], []]
+        ops: list[list[Op]] = [
+            [Take([Part(0, ids(1, 2).tobytes())])],
+            [Backup(1, [Part(0, ids(1).tobytes())], [bytes(8)])],
+            [],
+        ]
         for seq, one in enumerate(ops, start=1):
             chain.begin_step(seq, 0)
-            chain.apply(list(one))
+            chain.apply(one)
             out.append(chain.end_step())
             if seq == 2:
                 assert chain.launched(2, {0: ids(*written)}) == ([WaitCopy(1)] if written == [1] else [])
