@@ -12,7 +12,6 @@ seen at the effect that loses it, and a wait that is missing is seen whatever th
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -25,6 +24,8 @@ from daemon.rank.modeled_order import DeviceFault, Order
 
 JUNK = 0x55
 """What an earlier user of the memory left in the chain's bytes: not zeros, and no bytes of ours."""
+
+_MASK = 2**64 - 1
 
 PeerWrites = Callable[[int, int, Int32s], Bytes8s | None]
 """(use, band, virtual ids) -> the bytes that the peer of a published use writes, or None when it reads."""
@@ -69,6 +70,22 @@ class _Stream:
         self.speed = speed
 
 
+class Draws:
+    """Numbers in [0, 1) that follow from a seed: a counter, mixed as in SplitMix64."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, seed: int) -> None:
+        self._at = seed * 0x632BE59BD9B4E019 & _MASK
+
+    def next(self) -> float:
+        """The next number."""
+        self._at = (self._at + 0x9E3779B97F4A7C15) & _MASK
+        mixed = (self._at ^ self._at >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+        return (mixed ^ mixed >> 31) / 2**64
+
+
 class Delays(NamedTuple):
     """How eagerly each stream gets on with its work: the chance that its next piece runs when the device may choose."""
 
@@ -80,9 +97,8 @@ class Delays(NamedTuple):
     @staticmethod
     def draw(seed: int) -> Delays:
         """Delays of one rank: some streams lag far behind, others hardly."""
-        rng = random.Random(seed)
-        speeds = [rng.choice((0.0, 0.1, 0.4, 0.9)) for _ in range(4)]
-        return Delays(*speeds)
+        draws = Draws(seed)
+        return Delays(*((0.0, 0.1, 0.4, 0.9)[int(4 * draws.next())] for _ in range(4)))
 
 
 class ModeledDevice:
@@ -100,7 +116,7 @@ class ModeledDevice:
         self.at_once = Memory(stage, host_slots) if watch else None
         self._order = Order(stage) if watch else None
         self._peer_writes = peer_writes
-        self._rng = random.Random(seed)
+        self._draws = Draws(seed + 1)
         self._delays = Delays.draw(seed)
         self._schedule = _Stream(self._delays.schedule)
         self._forward = _Stream(self._delays.forward)
@@ -114,7 +130,7 @@ class ModeledDevice:
         ] = {}  # what each forward read, in the order of its reads: whoever looks removes it
         self.seen_at_once: list[Bytes8s] = []  # the same of the newest forward, with `watch`
         self.carried: dict[int, list[tuple[int, Bytes8s]]] = {}  # what each send or reading peer took: (band, bytes)
-        self.waits = 0
+        self.waits = {"forward": 0, "copy": 0, "host": 0}
 
     # --- effects -------------------------------------------------------------------------------------------------
 
@@ -128,14 +144,14 @@ class ModeledDevice:
         """Following schedule work runs after forward `seq`."""
         if seq > self._newest:
             raise DeviceFault("stuck_wait", f"wait for forward {seq}, but the newest launched one is {self._newest}")
-        self.waits += 1
+        self.waits["forward"] += 1
         self._queue(self._schedule, None, self._until_forward(seq))
         if self._order:
             self._order.behind_forward(seq)
 
     def wait_copy(self, use: int) -> None:
         """Following schedule work runs after host copy `use`."""
-        self.waits += 1
+        self.waits["copy"] += 1
         if use not in self._copies:
             raise DeviceFault("stuck_wait", f"wait for host copy {use}, which was never issued")
         stream = self._uses.get(use)
@@ -146,7 +162,7 @@ class ModeledDevice:
 
     def host_wait(self, use: int) -> None:
         """The host goes on when transfer `use` is over on this rank's engine."""
-        self.waits += 1
+        self.waits["host"] += 1
         if use in self._published:
             raise DeviceFault("stuck_wait", f"the host waits for use {use}, which a peer may keep for ever")
         if use in self._uses:
@@ -288,7 +304,7 @@ class ModeledDevice:
 
     def drift(self) -> None:
         """Every stream may get on with its work, or not."""
-        chance = self._rng.random
+        chance = self._draws.next
         for stream in (self._schedule, self._forward, *self._uses.values()):
             while stream.queue and chance() < stream.speed:
                 self._run_through(stream, stream.done + 1)

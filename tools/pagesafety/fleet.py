@@ -7,13 +7,13 @@ late and must agree with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from allocator.checks import Checks
 from allocator.columns import Bytes8s, Int32s, Int64s
-from allocator.effects import Copy, Effect, WaitForward, canonical_bytes
+from allocator.effects import Effect, canonical_bytes
 from allocator.geometry import Geometry
 from allocator.logical.mirror import LogicalMirror
 from allocator.ops import Op
@@ -23,6 +23,9 @@ from daemon.rank.modeled_device import Memory, ModeledDevice
 from tools.pagesafety.contents import STATE_BIT, ForwardPlan, StageContents, peer_rows, written_rows
 from tools.pagesafety.faults import StressFault
 
+Observer = Callable[[int, Sequence[Op] | Sequence[Effect]], None]
+"""(seq, things): the ops of a step before they are applied, then its effects before they are executed."""
+
 
 class Rank:
     """One rank: its chain, executor and device."""
@@ -30,6 +33,7 @@ class Rank:
     def __init__(self, geometry: Geometry, stage: int, level: int, device: ModeledDevice) -> None:
         self.chain = PhysicalChain(geometry, stage, Checks(level))
         self.device = device
+        self.observer: Observer | None = None
         resting = [self.chain.resting_unit(band) for band in range(len(geometry.stages[stage].bands))]
         self.executor = Executor(geometry, stage, device, resting)
 
@@ -38,9 +42,22 @@ class Rank:
         self.chain.begin_step(seq, processed, released)
         self.device.release(released)
         self.device.retire_through(processed)
+        self._observe(seq, ops)
         effects = self.chain.apply(ops)
+        self._observe(seq, effects)
         self.executor.execute(effects)
         return effects, self.chain.end_step()
+
+    def launched(self, seq: int, written: Mapping[int, Int32s | None]) -> list[Effect]:
+        """A forward is about to be launched: the waits that came before it."""
+        waits = self.chain.launched(seq, written)
+        self._observe(seq, waits)
+        self.executor.execute(waits)
+        return waits
+
+    def _observe(self, seq: int, things: Sequence[Op] | Sequence[Effect]) -> None:
+        if self.observer is not None and things:
+            self.observer(seq, things)
 
 
 class Stage:
@@ -100,9 +117,7 @@ class Stage:
         told = dict.fromkeys(written) if plan.unknown else written
         first: bytes | None = None
         for rank in self.ranks:
-            waits = rank.chain.launched(seq, told) or []
-            rank.executor.execute(waits)
-            payload = canonical_bytes(waits)
+            payload = canonical_bytes(rank.launched(seq, told))
             if first is not None and payload != first:
                 raise StressFault("rank_divergence", f"step {seq}: waits of a launch on stage {self.index}")
             first = payload
@@ -253,8 +268,3 @@ class Fleet:
     def digests(self) -> list[bytes]:
         """The layout digests of all ranks."""
         return [rank.chain.digest for stage in self.stages for rank in stage.ranks]
-
-    def waits_and_moves(self, effects: list[Effect]) -> tuple[int, int]:
-        """Counts of one step, for figures."""
-        waits = sum(isinstance(effect, WaitForward) for effect in effects)
-        return waits, sum(len(effect.sources) // 4 for effect in effects if isinstance(effect, Copy))

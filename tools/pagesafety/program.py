@@ -133,5 +133,8 @@ def collect(world: World) -> dict[str, int]:
         relief = stage.ranks[0].chain.relief
         for name in ("reliefs", "moves", "moved_bytes", "least_bytes", "flush_moves"):
             figures[name] = figures.get(name, 0) + int(getattr(relief, name))
-        figures["waits"] = figures.get("waits", 0) + stage.ranks[0].device.waits
+        for level, count in relief.by_level.items():
+            figures[level.name.lower()] = figures.get(level.name.lower(), 0) + count
+        for what, count in stage.ranks[0].device.waits.items():
+            figures[f"{what}_waits"] = figures.get(f"{what}_waits", 0) + count
     return figures

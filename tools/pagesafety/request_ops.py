@@ -152,7 +152,7 @@ def forward(world: World, a: int, b: int) -> None:
 
 
 def speculative(world: World, a: int, b: int) -> None:
-    """The same, but the chains are not told which units of the bands it writes: none that a use touches."""
+    """The same, but the chains are not told which units of the bands it writes."""
     _launch(world, a, b, unknown=True)
 
 
@@ -176,11 +176,9 @@ def _launch(world: World, a: int, b: int, unknown: bool) -> None:
         slots = np.array([h.slots[0] for h in writers if h.slots], dtype=np.int32)
         plan.reads.append((world.state, slots[world.slot_known[slots]]))
         written = np.sort(slots[world.shown[world.state][slots] == 0])
-        world.slot_known[written[world.moving[world.state][written] == 0] if unknown else written] = True
+        world.slot_known[written] = True
         world.value += 1
         plan.writes.append((world.state, written, world.value + b))
-    if unknown:
-        plan.writes = [(band, ids[world.moving[band][ids] == 0], number) for band, ids, number in plan.writes]
     plan.writes = [write for write in plan.writes if write[1].size]
     world.step(plan)
 

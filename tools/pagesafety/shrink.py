@@ -59,9 +59,7 @@ def _smaller_numbers(program: Program, still: Callable[[Program], bool]) -> Prog
         for place in (0, 1):
             name, *numbers = program[at]
             number = numbers[place]
-            for smaller in (0, 1, 2, 3, number % 8, 255, number // 10):
-                if smaller >= number:
-                    continue
+            for smaller in sorted({0, 1, 2, 3, 255, number % 8, number // 10, number // 2} & set(range(number))):
                 numbers[place] = smaller
                 trial = [*program[:at], (name, numbers[0], numbers[1]), *program[at + 1 :]]
                 if still(trial):
