@@ -1,0 +1,139 @@
+"""`bandmaster trace`: what the allocator decided in one version, asked again of another.
+
+    bandmaster trace record --out FILE [--seeds A:B] [--ops N] [--shapes NAMES] [--page-sizes NUMBERS] [--json]
+    bandmaster trace compare FILE [--json]
+
+`record` runs programs of the page-safety harness and writes every call of the logical chain and every step of every
+stage's physical chain with its answer: refusals, ops, effects, digests. `compare` asks the same of the present code and
+prints the first divergence of each run. Owns the command only. Exit code 0: equal (or recorded); 1: something differs;
+2: usage, or a file that is no trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from tools.pagesafety.shapes import FIVE, SHAPES
+from tools.trace_compare import Divergence, RunReplay
+from tools.trace_record import record
+from tools.trace_rows import BadTrace, Row, Run, encode, read
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    options = _parse(sys.argv[1:] if argv is None else list(argv))
+    return _record(options) if options.command == "record" else _compare(options)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bandmaster trace", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    first = commands.add_parser("record", help="run programs and write what was decided")
+    first.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the trace goes")
+    first.add_argument("--seeds", default="0:4", metavar="A:B", help="seeds A to B-1 (default: 0:4)")
+    first.add_argument("--ops", type=int, default=400, metavar="N", help="operations of a program (default: 400)")
+    first.add_argument("--shapes", default=",".join(FIVE), help=f"'all', or some of {', '.join(SHAPES)}")
+    first.add_argument("--page-sizes", default="16", help="tokens of a page, comma-separated (default: 16)")
+    second = commands.add_parser("compare", help="ask the present code the same")
+    second.add_argument("file", type=Path, metavar="FILE", help="a recorded trace")
+    for command in (first, second):
+        command.add_argument("--json", action="store_true", help="the report as JSON")
+    options = parser.parse_args(argv)
+    if options.command == "record":
+        start, colon, end = options.seeds.partition(":")
+        if not (colon and start.isdigit() and end.isdigit() and int(start) < int(end)):
+            parser.error(f"--seeds {options.seeds}: give A:B with A below B")
+        options.seeds = range(int(start), int(end))
+        options.shapes = list(SHAPES) if options.shapes == "all" else options.shapes.split(",")
+        if unknown := [shape for shape in options.shapes if shape not in SHAPES]:
+            parser.error(f"--shapes {unknown[0]}: the shapes are {', '.join(SHAPES)}")
+        sizes = options.page_sizes.split(",")
+        if not all(size.isdigit() and int(size) > 0 for size in sizes) or options.ops < 1:
+            parser.error("--page-sizes are positive numbers of tokens, and --ops is at least 1")
+        options.page_sizes = [int(size) for size in sizes]
+    return options
+
+
+def _record(options: argparse.Namespace) -> int:
+    runs = list(product(options.shapes, options.page_sizes, options.seeds))
+    rows = 0
+    with options.out.open("wb") as file, Progress(console=Console(stderr=True), transient=True) as bar:
+
+        def put(row: Row) -> None:
+            nonlocal rows
+            rows += 1
+            file.write(encode(row))
+
+        for shape, page_size, seed in bar.track(runs, description="recording"):
+            record(shape, page_size, seed, options.ops, put)
+    size = options.out.stat().st_size
+    if options.json:
+        sys.stdout.write(json.dumps({"file": str(options.out), "runs": len(runs), "rows": rows, "bytes": size}) + "\n")
+    else:
+        Console().print(f"{len(runs)} runs, {rows:,d} rows, {size:,d} bytes in {options.out}", highlight=False)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    runs, steps, rows = 0, 0, 0
+    found: list[Divergence] = []
+    replay: RunReplay | None = None
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            for line, row in bar.track(read(options.file), description="comparing"):
+                rows += 1
+                if isinstance(row, Run):
+                    steps += replay.steps if replay is not None else 0
+                    replay = RunReplay(row)
+                    runs += 1
+                elif replay is not None:
+                    divergence = replay.feed(line, row)
+                    if divergence is not None:
+                        found.append(divergence)
+                        steps += replay.steps
+                        replay = None  # what follows in this run may differ because of it
+    except (OSError, BadTrace) as error:
+        sys.stderr.write(f"bandmaster trace: {error}\n")
+        return 2
+    steps += replay.steps if replay is not None else 0
+    report = {"runs": runs, "steps": steps, "rows": rows, "divergences": [asdict(each) for each in found]}
+    if options.json:
+        sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    else:
+        _print(report)
+    return 1 if found else 0
+
+
+def _print(report: dict[str, Any]) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    for each in report["divergences"]:
+        where = f"{each['where']}{', band ' + each['band'] if each['band'] else ''}"
+        console.print(f"{each['run']}: step {each['step']} (line {each['line']}), {where}", style="red", markup=False)
+        for title, lines in (
+            ("op", [each["op"]]),
+            ("state before", each["state_before"]),
+            ("recorded", each["recorded"]),
+            ("present", each["present"]),
+            ("recorded state after", each["recorded_state"]),
+            ("present state after", each["present_state"]),
+        ):
+            for line in lines:
+                console.print(f"  {title}: {line}", markup=False)
+    console.print(
+        f"{report['runs']} runs, {report['steps']:,d} steps, {report['rows']:,d} rows: "
+        f"{len(report['divergences'])} runs differ"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
