@@ -105,7 +105,7 @@ class Band:
         """Ids (strictly ascending) are inside the id space and unbound; nothing changes."""
         self._check_range(ids, "band.take_of_unbound_id")
         bound = self.units.bound(ids)
-        if bound.any():
+        if np.count_nonzero(bound):
             self._broken("band.take_of_unbound_id", f"ids {some(ids[bound])} are bound already")
 
     def take(self, ids: Int32s, growth: Growth) -> list[Effect]:
@@ -113,7 +113,7 @@ class Band:
         effects: list[Effect] = []
         positions = self._acquire(ids.size, growth, effects)
         assert positions.size == ids.size
-        column = pack_i32(self.units.bind(positions, ids))
+        column = self.units.bind(positions, ids).tobytes()
         if self.consumer is Consumer.ZERO:
             effects.append(Zero(self.index, column))
         effects.append(Bind(self.index, ids.tobytes(), column))
@@ -123,7 +123,7 @@ class Band:
         """Every id is inside the id space and bound; nothing changes."""
         self._check_range(ids, "band.free_of_bound_unit")
         bound = self.units.bound(ids)
-        if not bound.all():
+        if np.count_nonzero(bound) < ids.size:
             self._broken("band.free_of_bound_unit", f"{what} ids {some(ids[~bound])}, which are not bound")
 
     def free(self, ids: Int32s) -> list[Effect]:
@@ -138,8 +138,7 @@ class Band:
             self.pending.add(behind, positions)
         else:
             self.become_free(positions)
-        resting = np.full(ids.size, self.units.resting, dtype=np.int32)
-        return [Bind(self.index, ids.tobytes(), pack_i32(resting))]
+        return [Bind(self.index, ids.tobytes(), self.units.resting_column(ids.size))]
 
     def progress(self, through: int) -> None:
         """The schedule stream runs behind forwards up to this one: what pended behind them is free."""
@@ -176,8 +175,7 @@ class Band:
         self.units.unit_of[sources] = self.units.resting
         self.units.unit_of[targets] = units
         self.units.holder[positions] = targets
-        resting = np.full(sources.size, self.units.resting, dtype=np.int32)
-        column = pack_i32(np.concatenate((resting, units)))
+        column = self.units.resting_column(sources.size) + pack_i32(units)
         return [Bind(self.index, sources.tobytes() + targets.tobytes(), column)]
 
     def flush(self, moves_max: int) -> list[Effect]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allocator.checks import Checks, some
-from allocator.columns import Int32s, Int64s
+from allocator.columns import I32, Int32s, Int64s
 from allocator.free_set import FreeSet
 
 BEYOND, HOLE, LIVE, PENDING, VACATED, FENCED = range(6)
@@ -24,6 +24,7 @@ but a host copy or our transfer engine may still touch it."""
 STATE_NAMES = ("beyond", "hole", "live", "pending", "vacated", "fenced")
 SHIFT = 7
 BLOCK = 1 << SHIFT
+_LOG_MAX = 64
 
 
 class Units:
@@ -47,21 +48,28 @@ class Units:
         self.unit_of = np.full(virtual_ids + 1, resting, dtype=np.int32)  # physical unit of each virtual id
         self.holes = FreeSet(capacity, filled=False)
         self._live_blocks = np.full(blocks, 0, dtype=np.int64)
+        self._bound_log: list[Int32s] = []
+        self._left_log: list[Int32s] = []
 
     # --- reading -------------------------------------------------------------------------------------------------
 
     def units(self, positions: Int32s) -> Int32s:
         """Physical units of positions."""
-        return self.anchor + self.direction * positions
+        return positions + self.anchor if self.direction > 0 else self.anchor - positions
 
     def positions(self, ids: Int32s) -> Int32s:
         """Positions of bound virtual ids, in their order."""
-        return (self.unit_of[ids] - self.anchor) * self.direction
+        units = self.unit_of[ids]
+        return units - self.anchor if self.direction > 0 else self.anchor - units
 
     def bound(self, ids: Int32s) -> NDArray[np.bool_]:
         """For each virtual id, whether it is bound."""
         out: NDArray[np.bool_] = self.unit_of[ids] != self.resting
         return out
+
+    def resting_column(self, size: int) -> bytes:
+        """An int32 column of `size` times the resting unit."""
+        return bytes(size * I32.itemsize) if not self.resting else self.resting.to_bytes(I32.itemsize, "little") * size
 
     def find(self, code: int, low: int, high: int) -> Int32s:
         """Positions in [low, high) with this state, ascending."""
@@ -72,7 +80,7 @@ class Units:
         places = np.clip(positions, self.begin, self.frontier)
         blocks = places >> SHIFT
         first = self.begin >> SHIFT
-        counts = self._live_blocks[first : (self.frontier >> SHIFT) + 1]
+        counts = self._count_blocks()[first : (self.frontier >> SHIFT) + 1]
         starts = np.cumsum(counts) - counts
         rows = self.state.reshape(-1, BLOCK)[blocks] == LIVE
         rows &= np.arange(BLOCK) < (places & (BLOCK - 1))[:, None]
@@ -94,7 +102,7 @@ class Units:
         self.holder[positions] = ids
         self.unit_of[ids] = units
         self.live += ids.size
-        np.add.at(self._live_blocks, positions >> SHIFT, 1)
+        self._log_blocks(self._bound_log, positions)
         return units
 
     def unbind(self, ids: Int32s) -> Int32s:
@@ -143,7 +151,21 @@ class Units:
     def _leave(self, positions: Int32s) -> None:
         self.live -= positions.size
         assert self.live >= 0
-        np.subtract.at(self._live_blocks, positions >> SHIFT, 1)
+        self._log_blocks(self._left_log, positions)
+
+    def _log_blocks(self, log: list[Int32s], positions: Int32s) -> None:
+        """Positions for which the live counts per block are to change: few small changes cost as much as one."""
+        log.append(positions)
+        if len(log) >= _LOG_MAX:
+            self._count_blocks()
+
+    def _count_blocks(self) -> NDArray[np.int64]:
+        """Live positions per block."""
+        for log, count in ((self._bound_log, np.add), (self._left_log, np.subtract)):
+            if log:
+                count.at(self._live_blocks, np.concatenate(log) >> SHIFT, 1)
+                log.clear()
+        return self._live_blocks
 
     # --- checks --------------------------------------------------------------------------------------------------
 
@@ -166,7 +188,7 @@ class Units:
         if int((self.state == FENCED).sum()) != self.fenced:
             self._conserve("fenced units and their count differ")
         blocks = (self.state == LIVE).reshape(-1, BLOCK).sum(axis=1)
-        if not self.holes.check() or not np.array_equal(blocks, self._live_blocks):
+        if not self.holes.check() or not np.array_equal(blocks, self._count_blocks()):
             self._conserve("the set of holes or the count per block is damaged")
 
     def _conserve(self, detail: str) -> None:
