@@ -28,7 +28,7 @@ COMMANDS: dict[str, Command] = {
     "parity": Command("tools.parity", "compare a server's greedy tokens with the reference implementation"),
     "keys": Command("tools.keys", "make CURVE keys for tcp endpoints"),
     "stress": Command("tools.stress", "random programs on the whole allocator with every byte checked; its mutants"),
-    "explore": Command("tools.explore", "every sequence of allocator actions on tiny arenas, or capacity by brute force"),
+    "explore": Command("tools.explore", "every sequence of actions on tiny arenas; capacity by brute force"),
     "trace": Command("tools.trace", "record what the allocator decides, or compare this version with a recording"),
     "check": Command("tools.check", "format, lint, types and tests of a source tree"),
 }
