@@ -211,6 +211,10 @@ def test_an_estimate_inside_a_decision_is_found() -> None:
             chain.free_estimate()
             chain.free_estimate()
         assert len(chain.checks.found) == found
+        chain.checks.found.clear()  # as the shell does once it has logged them
+        with chain.decision():
+            chain.free_estimate()
+        assert not chain.checks.found, "once"
     chain = strict(full_geometry(5))
     with pytest.raises(InvariantBroken, match="observe_only_read"), chain.decision():
         chain.free_estimate()
