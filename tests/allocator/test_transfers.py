@@ -166,6 +166,23 @@ def test_growth_comes_before_what_pends_under_a_copy() -> None:
     world.drain()
 
 
+@pytest.mark.parametrize("kind", ["backup", "send"])
+def test_two_uses_of_one_unit_both_have_to_end(kind: str) -> None:
+    """Freed while two of them read it, the unit is out of circulation until the second one is over."""
+    world, pages = one_band(3, taken=2)
+    for use in (1, 2):
+        world.backup(use, {0: pages[:1]}) if kind == "backup" else world.send(use, {0: pages[:1]})
+    world.step()
+    world.free({0: pages[:1]})
+    world.step()
+    world.end(1)
+    world.step()
+    assert world.counts(0) == (1, 0, 1, 1)
+    world.take(2)
+    assert waits(world.step()) == [("copy" if kind == "backup" else "host", 2)]
+    world.drain()
+
+
 def test_one_wait_ends_a_copy_for_all_its_units_in_all_bands() -> None:
     """A backup of several units of two bands is waited for once, whatever is taken of it, and released all the same."""
     world, slots, pages = state_and_full(slots=2, pages=2)
@@ -383,6 +400,28 @@ def test_held_rows_move_until_they_are_published_and_not_after() -> None:
     assert world.where(1, row) == [7]
     world.end(1)
     world.step(writes={1: pages[2:]})
+    world.drain()
+
+
+def test_fixed_extents_span_all_publications_of_a_band() -> None:
+    """From the lowest published byte to the end of the highest one, over all that are open; units between may move."""
+    world, pages = one_band(8, taken=7)
+    world.publish(1, {0: pages[1:3]}, writes=False)  # units 7 and 6
+    world.publish(2, {0: [pages[2], pages[5]]}, writes=False)  # units 6 and 3
+    world.step()
+    assert world.chain().fixed_extents() == [(24, 64)]
+    world.report()
+    world.end(2)
+    world.step()
+    assert world.chain().fixed_extents() == [(48, 64)], "unit 6 is fixed by the first one still"
+    world.free({0: pages[:1]})
+    world.flush()
+    world.step()
+    assert world.where(0, pages[1:3]) == [7, 6]
+    assert world.where(0, pages[6:]) == [8]
+    world.end(1)
+    world.step()
+    assert world.chain().fixed_extents() == [None]
     world.drain()
 
 
