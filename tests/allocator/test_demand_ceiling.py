@@ -98,6 +98,7 @@ class Life:
         return ids(*range(first + 1, last + 1))
 
 
+@pytest.mark.slow
 def test_the_ceiling_is_never_exceeded_and_always_enough() -> None:
     """Every small request, page, window, chunk, flight and checkpoint grid: it lives within its ceiling, per band."""
     lives = reached = 0

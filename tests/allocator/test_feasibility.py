@@ -15,6 +15,7 @@ from allocator.geometry import StageGeometry
 from tools.feasibility import SWEEPS, Sweep, Tally, bands_of, main, placeable, run, sweep_geometry
 
 
+@pytest.mark.slow
 def test_the_closed_form_is_exact() -> None:
     """No difference on all arenas of up to 5 bytes (2 to 4 bands, fixed units, 1 and 2 stages), and on random ones."""
     report = run(exhaustive=True, random_cases=1_500, seed=5, arena_max=5)
