@@ -44,6 +44,7 @@ COUNTS: dict[str, str] = {
     "capacity_fits": "one question not asked since counts changed, answered yes (batch of 64)",
     "capacity_refused": "one question not asked since counts changed, answered no with its reason (batch of 64)",
     "capacity_memo": "one question asked before at the same counts (batch of 64)",
+    "capacity_predicate": "whether a demand fits, without a reason, as reclaim asks per victim (batch of 64)",
     "max_extra": "the most pages that still fit",
     "relief_take": "a take of tokens that fits only after window holes are closed",
     "relief_take_large": "the same for a 64th of the pool at once",

@@ -80,7 +80,11 @@ def capacity_rows(shape: Shape, rounds: int, seed: int) -> Iterator[Row]:
                 with Timer() as timer:
                     for demand in questions:
                         logical.refusal(demand)
-                world.times.add("logical", op, timer.wall_ns // len(questions), timer.cpu_ns // len(questions), 1)
+                world.times.add("logical", op, *timer.each(len(questions)), 1)
+            with Timer() as timer:
+                for demand in demands:
+                    logical.fits(demand)
+            world.times.add("logical", "capacity_predicate", *timer.each(len(demands)), 1)
             with Timer() as timer:
                 logical.max_extra(None, page)
             world.times.add("logical", "max_extra", timer.wall_ns, timer.cpu_ns, 1)
