@@ -13,7 +13,7 @@ are named by virtual ids until that op, and resolved when it is applied: from th
 | op | what touches the units | until released the units |
 | - | - | - |
 | `Backup` | a host copy reads them | may move; whoever writes the old bytes waits for the copy |
-| `Load` | a host copy writes them | may move behind the copy |
+| `Load` | a host copy writes them; no forward reads them | may move behind the copy |
 | `Hold` | nothing yet: rows that a peer will write | may move, but only if nothing else helps; are not freed |
 | `Send` | our own engine reads them | may move, once the host has waited for the engine |
 | `Publish` | a peer that knows their addresses | are fixed; freed ones are quarantined by the logical chain |
