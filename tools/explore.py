@@ -102,6 +102,8 @@ def _run(shapes: list[Shape], options: argparse.Namespace) -> list[Walk]:
                     if process.exitcode not in (None, 0):
                         raise RuntimeError(f"the process of {shapes[number].name} ended: {process.exitcode}") from None
                 continue
+            if isinstance(item, str):
+                raise RuntimeError(f"{shapes[number].name}: {item}")
             if isinstance(item, Walk):
                 walks[number] = item
                 running.pop(number).join()
@@ -119,7 +121,10 @@ def _explore_one(number: int, shape: Shape, limits: Limits, depth: int, ops: str
     def tell(*progress: int) -> None:
         news.put((number, progress))
 
-    news.put((number, explore(shape, limits, depth, OP_SETS[ops], FINDINGS_MAX, tell)))
+    try:
+        news.put((number, explore(shape, limits, depth, OP_SETS[ops], FINDINGS_MAX, tell)))
+    except Exception as error:  # the command's own: it ends the command, with its name
+        news.put((number, f"{type(error).__name__}: {error}"))
 
 
 # --- the report ----------------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from tools.explore_world import State
 KNOWN: dict[type, str] = {
     PhysicalChain: "checks stage _steps _effects _late _digest _ledger _bands _stored _relief",
     Band: "index geometry unit_bytes floats units consumer _steps _stage stage_wait _checks pending ledger",
-    Units: "_live_blocks anchor begin capacity checks direction fenced frontier holder holes live name resting state "
-    "unit_of",
+    Units: "_bound_log _left_log _live_blocks anchor begin capacity checks direction fenced frontier holder holes live "
+    "name resting state unit_of",
     ForwardSteps: "_checks _in_flight _open processed_through seq waited_through",
     PendingBatches: "_batches units",
     BandLedger: "_capacity _counts _steps _unknown_through _written_by held uses vacated",

@@ -50,6 +50,8 @@ def _clone(value: Any, memo: Memo) -> Any:
     copier = _COPIERS.get(kind)
     if copier is None:
         copier = _COPIERS[kind] = _learn(kind)
+        if copier is _same:
+            _SHARED.add(kind)
     return copier(value, memo)
 
 
@@ -139,12 +141,14 @@ def _object(kind: type) -> Copier:
         for name in slots:
             field = getattr(value, name, _MISSING)
             if field is not _MISSING:
-                setattr(out, name, field if _COPIERS.get(type(field)) is _same else _clone(field, memo))
+                setattr(out, name, field if type(field) in _SHARED else _clone(field, memo))
         attributes = getattr(value, "__dict__", None)
-        if attributes is not None:
+        if attributes:
             target = out.__dict__
+            target.update(attributes)
             for name, field in attributes.items():
-                target[name] = field if _COPIERS.get(type(field)) is _same else _clone(field, memo)
+                if type(field) not in _SHARED:
+                    target[name] = _clone(field, memo)
         return out
 
     return copy
@@ -152,10 +156,10 @@ def _object(kind: type) -> Copier:
 
 _MISSING = object()
 
-_COPIERS.update(dict.fromkeys((int, float, bool, str, bytes, type(None), frozenset, range), _same))
-_COPIERS.update(dict.fromkeys((type, BuiltinFunctionType, np.dtype, np.bool_, Checks), _same))
-# A capacity form never changes once built; what reliefs counted decides nothing.
-_COPIERS.update(dict.fromkeys((CapacityForm, ReliefCounts), _same))
+# Values of these types are shared. A capacity form never changes once built; what reliefs counted decides nothing.
+_SHARED: set[type] = {int, float, bool, str, bytes, type(None), frozenset, range, type, BuiltinFunctionType, np.bool_}
+_SHARED |= {np.dtype, Checks, CapacityForm, ReliefCounts}
+_COPIERS.update(dict.fromkeys(_SHARED, _same))
 _COPIERS.update({np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, deque: _deque, set: _flat})
 _COPIERS.update({bytearray: _flat, MethodType: _method, FunctionType: _function})
 

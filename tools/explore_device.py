@@ -121,7 +121,7 @@ class SymbolicDevice:
         touched = 0
         for effect in effects:
             if isinstance(effect, Bind):
-                self._bind(effect, fresh)
+                touched |= self._bind(effect, fresh)
             else:
                 touched |= self._execute(effect, content, wanted_write)
         for wait in waits:
@@ -220,8 +220,10 @@ class SymbolicDevice:
         self.copied_bytes += size * len(targets)
         return read | write
 
-    def _bind(self, effect: Bind, fresh: set[tuple[int, int]]) -> None:
+    def _bind(self, effect: Bind, fresh: set[tuple[int, int]]) -> int:
+        """Points ids at units; the bytes of units that were not bound: the next forward may write them."""
         table = self.tables[effect.band]
+        new = []
         for virtual, unit in zip(i32(effect.virtual).tolist(), i32(effect.physical).tolist(), strict=True):
             if unit == self.resting[effect.band]:
                 table[virtual] = -1
@@ -229,7 +231,9 @@ class SymbolicDevice:
             else:
                 if table[virtual] < 0:
                     fresh.add((effect.band, virtual))
+                    new.append(unit)
                 table[virtual] = unit
+        return self._mask(effect.band, new)
 
     def _host(self, effect: HostRead | HostWrite) -> int:
         mask = self._mask(effect.band, i32(effect.units).tolist())

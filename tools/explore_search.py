@@ -7,6 +7,7 @@ neighbours share most of their path, so that costs about one step each. What a f
 
 from __future__ import annotations
 
+import gc
 import traceback
 from array import array
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tools.explore_device import SymbolFault
 from tools.explore_step import Moved, check, perform
 from tools.explore_world import Action, Limits, Shape, State, World
 
+GARBAGE = 50_000  # a chain is a cycle of objects: they are collected in large batches
 REPORT_EVERY = 256  # expanded states between two calls of `tell`
 
 
@@ -57,6 +59,7 @@ def explore(
     shape: Shape, limits: Limits, depth: int, kinds: frozenset[str] | None, findings_max: int, tell: Tell
 ) -> Walk:
     """Every sequence of up to `depth` actions (of these kinds, None: of all) from the empty world."""
+    gc.set_threshold(GARBAGE)
     search = _Search(World(shape, limits), kinds, Walk(shape.name, limits.units), findings_max, tell)
     for _ in range(depth):
         if not search.expand_layer():

@@ -116,6 +116,7 @@ class World:
         )
         self.id_columns = tuple(np.arange(1, count + 1, dtype=np.int32) for count in self.ids)
         self.demands = tuple(self._demands())
+        self.answers: dict[Any, tuple[bool, ...]] = {}  # by brute force, whether each demand fits
 
     def _demands(self) -> list[tuple[int, ...]]:
         """Every mix of up to 2 units of each band and up to 3 in all."""
