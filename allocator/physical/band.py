@@ -314,9 +314,8 @@ class Band:
         """k pending units that no use touches; whole batches settle where the consumer must wait for their forward."""
         assert self.units.holes.count == 0, "holes come before what pends"
         if CLEARANCE[self.consumer][Hazard.FORWARD] is Clear.NONE and self.ledger.is_clear():
-            for seq, positions in self.pending.pick(k):
-                self.ledger.record_tenant(seq, positions)
-                chosen.append(positions)
+            # What that forward still writes there is on record since its launch: nothing moves these units before.
+            chosen += self.pending.pick(k)
             return k
         newest = 0
         while self.units.holes.count < k:

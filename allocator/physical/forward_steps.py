@@ -132,17 +132,17 @@ class PendingBatches:
         assert positions is not None
         return seq, positions
 
-    def pick(self, units: int) -> list[tuple[int, Int32s]]:
-        """Removes exactly `units`, of the oldest batches first, the lowest of a batch: (forward, positions) each."""
+    def pick(self, units: int) -> list[Int32s]:
+        """Removes exactly `units`, of the oldest batches first, the lowest of a batch: their positions."""
         assert 0 < units <= self.units
-        picked: list[tuple[int, Int32s]] = []
+        picked: list[Int32s] = []
         while units:
             seq, columns = self._batches.popleft()
             positions = np.sort(np.concatenate(columns))
             if positions.size > units:
                 self._batches.appendleft((seq, [positions[units:]]))
                 positions = positions[:units]
-            picked.append((seq, positions))
+            picked.append(positions)
             units -= positions.size
             self.units -= positions.size
         return picked

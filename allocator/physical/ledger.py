@@ -64,10 +64,6 @@ class BandLedger:
         assert seq > self._steps.retired_through, "a forward that is over cannot write"
         self._written_by[positions] = seq
 
-    def record_tenant(self, seq: int, positions: Int32s) -> None:
-        """Units taken without waiting for forward `seq`, which may still write them for their last tenant."""
-        self._written_by[positions] = np.maximum(self._written_by[positions], seq)
-
     def record_unknown(self, seq: int) -> None:
         """Forward `seq` may write any unit of the band (speculative): nothing moves unwaited until it retires."""
         self._unknown_through = seq
