@@ -154,9 +154,12 @@ class Units:
         self._log_blocks(self._left_log, positions)
 
     def _log_blocks(self, log: list[Int32s], positions: Int32s) -> None:
-        """Positions for which the live counts per block are to change: few small changes cost as much as one."""
+        """Positions for which the live counts per block are to change: few small changes cost as much as one.
+
+        A large change is counted at once, so that no search pays for what others took.
+        """
         log.append(positions)
-        if len(log) >= _LOG_MAX:
+        if len(log) >= _LOG_MAX or positions.size >= BLOCK:
             self._count_blocks()
 
     def _count_blocks(self) -> NDArray[np.int64]:
