@@ -29,7 +29,7 @@ COMMANDS: dict[str, Command] = {
     "keys": Command("tools.keys", "make CURVE keys for tcp endpoints"),
     "stress": Command("tools.stress", "random programs on the whole allocator with every byte checked; its mutants"),
     "explore": Command("tools.explore", "every sequence of actions on tiny arenas; capacity by brute force"),
-    "trace": Command("tools.trace", "record what the allocator decides, or compare this version with a recording"),
+    "trace": Command("tools.allocator_trace", "record what the allocator decides, or compare with a recording"),
     "check": Command("tools.check", "format, lint, types and tests of a source tree"),
 }
 
