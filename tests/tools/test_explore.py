@@ -60,6 +60,15 @@ def test_without_forwards_all_states_of_a_world_are_reached() -> None:
     assert deeper.states == seen.states
 
 
+@pytest.mark.parametrize(("units", "least"), [(1, 40), (2, 500)])
+def test_with_forwards_all_states_of_one_band_are_reached(units: int, least: int) -> None:
+    """Two forwards in flight, frees under them, flushes: every history of any length over one or two pages."""
+    seen = walk(SHAPES[1][0], 60, "forwards", units)
+    assert seen.closed
+    assert seen.findings == []
+    assert seen.states > least
+
+
 def successors(state: State) -> set[bytes]:
     """The forms of all next states."""
     out = set()
