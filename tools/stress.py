@@ -32,6 +32,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ops", type=int, default=400, help="operations of a program")
     parser.add_argument("--ranks", type=int, default=2, help="ranks of every stage")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--device", choices=("modeled", "cuda"), default="modeled", help="cuda: the same on real streams of a GPU too"
+    )
     parser.add_argument("--shapes", default=",".join(FIVE), help=f"'all', or some of {', '.join(SHAPES)}")
     parser.add_argument("--page-sizes", default="1,16,64", help="tokens of a page, comma-separated")
     parser.add_argument("--minimize", action="store_true", help="shrink every program that fails")
@@ -56,11 +59,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options.page_sizes = [int(size) for size in sizes]
     if min(options.ops, options.ranks, options.jobs) < 1 or options.ranks > 8:
         parser.error("--ops and --jobs are at least 1, --ranks is 1 to 8")
+    if options.device == "cuda":
+        _require_gpu(parser, options)
     if options.mutants is not None:
         options.mutants = list(MUTANTS) if options.mutants == "all" else options.mutants.split(",")
         if unknown := [name for name in options.mutants if name not in MUTANTS]:
             parser.error(f"--mutants {unknown[0]}: the mutants are {', '.join(MUTANTS)}")
     return options
+
+
+def _require_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    import torch  # not needed, and slow to load, for modeled devices
+
+    if not torch.cuda.is_available():
+        parser.error("--device cuda: this torch finds no CUDA GPU")
+    if options.jobs > 1 or options.mutants is not None:
+        parser.error("--device cuda runs in one process, and hunts no mutants")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +102,7 @@ def _replay(console: Console, options: argparse.Namespace) -> int:
 
 def _sweep(console: Console, options: argparse.Namespace) -> int:
     specs = [
-        sweep.RunSpec(shape, page_size, seed, options.ops, options.ranks, options.minimize)
+        sweep.RunSpec(shape, page_size, seed, options.ops, options.ranks, options.minimize, options.device)
         for shape in options.shapes
         for page_size in options.page_sizes
         for seed in range(options.first, options.end)

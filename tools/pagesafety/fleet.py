@@ -23,6 +23,8 @@ from daemon.rank.modeled_device import Memory, ModeledDevice
 from tools.pagesafety.contents import STATE_BIT, ForwardPlan, StageContents, peer_rows, written_rows
 from tools.pagesafety.faults import StressFault
 
+MakeDevice = Callable[..., ModeledDevice]
+"""Makes a rank's device with the arguments of `ModeledDevice`, which it is where nothing else is asked for."""
 Observer = Callable[[int, Sequence[Op] | Sequence[Effect]], None]
 """(seq, things): the ops of a step before they are applied, then its effects before they are executed."""
 
@@ -63,7 +65,16 @@ class Rank:
 class Stage:
     """The ranks of one stage and what their units must hold."""
 
-    def __init__(self, geometry: Geometry, index: int, ranks: int, seed: int, level: int, host_slots: int) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        index: int,
+        ranks: int,
+        seed: int,
+        level: int,
+        host_slots: int,
+        make: MakeDevice | None = None,
+    ) -> None:
         self.index = index
         self.geometry = geometry.stages[index]
         self.bands = self.geometry.bands
@@ -71,7 +82,8 @@ class Stage:
         self.contents = StageContents(geometry, index, host_slots)
         self.ranks = []
         for rank in range(ranks):
-            device = ModeledDevice(self.geometry, seed * 64 + index * 8 + rank, host_slots, self._peer, watch=rank == 0)
+            number = seed * 64 + index * 8 + rank
+            device = (make or ModeledDevice)(self.geometry, number, host_slots, self._peer, watch=rank == 0)
             self.ranks.append(Rank(geometry, index, level, device))
         self._ids = [np.arange(1, table.size, dtype=np.int32) for table in self.ranks[0].executor.tables]
         self._awaited: dict[int, list[Bytes8s]] = {}  # what the reads of forwards not processed yet must see
@@ -246,9 +258,19 @@ class Stage:
 class Fleet:
     """All stages and the one logical mirror."""
 
-    def __init__(self, geometry: Geometry, ranks: int, seed: int, level: int, host_slots: int) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        ranks: int,
+        seed: int,
+        level: int,
+        host_slots: int,
+        make: MakeDevice | None = None,
+    ) -> None:
         self.mirror = LogicalMirror(geometry, Checks(level))
-        self.stages = [Stage(geometry, index, ranks, seed, level, host_slots) for index in range(len(geometry.stages))]
+        self.stages = [
+            Stage(geometry, index, ranks, seed, level, host_slots, make) for index in range(len(geometry.stages))
+        ]
 
     def step(
         self,

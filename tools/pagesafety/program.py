@@ -7,11 +7,12 @@ the code under test does with it. Each seed also disables some operations (swarm
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tools.pagesafety import request_ops, transfer_ops, tree_ops
 from tools.pagesafety.faults import Fault, fault_of
+from tools.pagesafety.fleet import MakeDevice
 from tools.pagesafety.shapes import draw_setting
 from tools.pagesafety.world import World
 
@@ -96,9 +97,10 @@ def random_case(shape: str, page_size: int, seed: int, length: int, ranks: int =
     return Case(shape, page_size, seed, random_program(shape, page_size, seed, length), ranks)
 
 
-def make_world(case: Case, strict: bool = True) -> World:
-    """The empty world of a case."""
-    return World(draw_setting(case.shape, case.page_size, case.seed), case.ranks, case.seed, strict)
+def make_world(case: Case, strict: bool = True, make: MakeDevice | None = None, scale_bytes: int = 1) -> World:
+    """The empty world of a case; `make` builds its devices, `scale_bytes` multiplies its units."""
+    setting = draw_setting(case.shape, case.page_size, case.seed, scale_bytes)
+    return World(setting, case.ranks, case.seed, strict, make)
 
 
 def run_operation(world: World, operation: Operation) -> None:
@@ -107,17 +109,13 @@ def run_operation(world: World, operation: Operation) -> None:
     OPERATIONS[name].run(world, a, b)
 
 
-def run_case(case: Case, strict: bool = True) -> Outcome:
+def run_case(case: Case, strict: bool = True, make: MakeDevice | None = None, scale_bytes: int = 1) -> Outcome:
     """Runs a program, then ends everything: the first fault, or None."""
-    return _run(case, strict, case.program)
-
-
-def _run(case: Case, strict: bool, program: Iterable[Operation]) -> Outcome:
     at = 0
     world: World | None = None
     try:
-        world = make_world(case, strict)
-        for at, operation in enumerate(program):  # noqa: B007  (where it stopped)
+        world = make_world(case, strict, make, scale_bytes)
+        for at, operation in enumerate(case.program):  # noqa: B007  (where it stopped)
             run_operation(world, operation)
         at = len(case.program)
         world.finish()

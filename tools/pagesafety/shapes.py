@@ -48,13 +48,18 @@ class Setting(NamedTuple):
     host_slots: int
 
 
-def draw_setting(shape: str, page_size: int, seed: int) -> Setting:
-    """The geometry of a seed: unit bytes, arenas from a few units to some dozens, odd bytes at both ends."""
+def draw_setting(shape: str, page_size: int, seed: int, scale_bytes: int = 1) -> Setting:
+    """The geometry of a seed: unit bytes, arenas from a few units to some dozens, odd bytes at both ends.
+
+    All bytes are multiples of `scale_bytes`.
+    """
     row = SHAPES[shape]
     rng = random.Random(f"{shape}:{seed}")
     window_pages = _window_pages(row.bands, rng)
     scale = rng.choice((3, 6, 12, 20))
     stages = [_stage(row.bands, stored, window_pages, page_size, scale, rng) for stored in row.stages]
+    if scale_bytes > 1:
+        stages = [_scaled(stage, scale_bytes) for stage in stages]
     most = max(
         (stage.arena_bytes - stage.chain_start_bytes) // band.unit_bytes
         for stage in stages
@@ -73,6 +78,12 @@ def _window_pages(bands: tuple[BandKind, ...], rng: random.Random) -> tuple[int,
         windows[0] += 1
     left = iter(windows)
     return tuple(next(left) if kind == "window" else 0 for kind in bands)
+
+
+def _scaled(stage: StageGeometry, by: int) -> StageGeometry:
+    """The same stage with larger bytes."""
+    bands = [BandGeometry(band.name, band.kind, band.unit_bytes * by, band.window_tokens) for band in stage.bands]
+    return StageGeometry(stage.arena_bytes * by, stage.chain_start_bytes * by, bands)
 
 
 def _stage(

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from tools.pagesafety.cases import Found
 from tools.pagesafety.mutants import MUTANTS, applied
-from tools.pagesafety.program import Case, random_case, run_case
+from tools.pagesafety.program import Case, Outcome, random_case, run_case
 from tools.pagesafety.shapes import FIVE
 from tools.pagesafety.shrink import shrink
 
@@ -33,6 +33,7 @@ class RunSpec(NamedTuple):
     ops: int
     ranks: int
     minimize: bool
+    device: str = "modeled"
 
 
 class RunDone(NamedTuple):
@@ -70,12 +71,13 @@ def run_one(spec: RunSpec) -> RunDone:
     began = time.perf_counter()
     case = random_case(spec.shape, spec.page_size, spec.seed, spec.ops, spec.ranks)
     strict = spec.seed % STRICT_EVERY == 0
-    outcome = run_case(case, strict)
+    run = _runner(spec.device, strict)
+    outcome = run(case)
     found = None
     if outcome.fault is not None:
         found = Found(case, None, outcome.fault)
         if spec.minimize:
-            found = minimized(found, strict)
+            found = minimized(found, run)
     return RunDone(spec, found, outcome.figures, time.perf_counter() - began)
 
 
@@ -95,24 +97,33 @@ def hunt_one(spec: HuntSpec) -> HuntDone:
                 if fault.check in MUTANTS[spec.mutant].checks:
                     found = Found(case, spec.mutant, fault)
                     if spec.minimize:
-                        found = minimized(found, strict=False)
+                        found = minimized(found, _runner("modeled", strict=False))
                     return HuntDone(spec, found, seed + 1, runs, tuple(others), time.perf_counter() - began)
                 if fault.check not in others:
                     others.append(fault.check)
     return HuntDone(spec, None, spec.seeds, runs, tuple(others), time.perf_counter() - began)
 
 
-def minimized(found: Found, strict: bool) -> Found:
+def _runner(device: str, strict: bool) -> Callable[[Case], Outcome]:
+    """How a case is run: over modeled devices, or beside them on the streams of a GPU too."""
+    if device == "modeled":
+        return lambda case: run_case(case, strict)
+    from tools.pagesafety.streamed_device import UNIT_SCALE, StreamedDevice
+
+    return lambda case: run_case(case, strict, StreamedDevice, UNIT_SCALE)
+
+
+def minimized(found: Found, run: Callable[[Case], Outcome]) -> Found:
     """The smallest case found that fails by the same check; the deliberate fault, if any, is applied already."""
     check = found.fault.check
 
     def failed(case: Case) -> str | None:
-        fault = run_case(case, strict).fault
+        fault = run(case).fault
         return fault.check if fault else None
 
     short = found.case._replace(program=found.case.program[: found.fault.at + 1])
     small = shrink(short if failed(short) == check else found.case, check, failed)
-    fault = run_case(small, strict).fault
+    fault = run(small).fault
     assert fault is not None, "what was shrunk still fails"
     assert fault.check == check
     return Found(small, found.mutant, fault)

@@ -22,7 +22,7 @@ from allocator.logical.chain import LogicalChain, Taken
 from allocator.ops import Free, Op, Publish
 from tools.pagesafety.contents import ForwardPlan
 from tools.pagesafety.faults import StressFault
-from tools.pagesafety.fleet import Fleet
+from tools.pagesafety.fleet import Fleet, MakeDevice
 from tools.pagesafety.shapes import Setting
 
 USES_MAX = 40  # outstanding at once; a device has bits for 64 actors
@@ -74,12 +74,12 @@ class Entry:
 class World:
     """Everything of one run. `figures` counts what happened."""
 
-    def __init__(self, setting: Setting, ranks: int, seed: int, strict: bool) -> None:
+    def __init__(self, setting: Setting, ranks: int, seed: int, strict: bool, make: MakeDevice | None = None) -> None:
         geometry = self.geometry = setting.geometry
         self.setting = setting
         level = STRICT if strict else WARN
         self.logical = LogicalChain(geometry, Checks(level))
-        self.fleet = Fleet(geometry, ranks, seed, level, setting.host_slots)
+        self.fleet = Fleet(geometry, ranks, seed, level, setting.host_slots, make)
         self.page_size = geometry.page_size
         kinds = [band.kind for band in geometry.stages[0].bands]
         self.bands = len(kinds)
