@@ -105,9 +105,12 @@ def _band_form(band: Band, flights: dict[int, int], retired: int) -> tuple[Any, 
     told = tuple(flights[seq] if seq > retired else 0 for seq in written.tolist()) if written.any() else ()
     unknown = flights[ledger._unknown_through] if ledger._unknown_through > retired else 0
     counted = ledger._counts
+    # The counters follow from the rest; where a defect lets them drift, the state is another one.
+    counters = (*band.counts(), ledger.held, ledger.uses)
     return (
         units.begin,
         units.frontier,
+        counters,
         units.state[: units.capacity].tobytes(),
         told if any(told) else (),
         unknown,

@@ -91,6 +91,10 @@ def check(state: State) -> None:
             device.check_table(band, chain.physical(band, state.world.id_columns[band]).tolist())
     _check_fixed(state)
     check_refusals(state)
+    if not (state.pages or state.slots or state.quarantine or state.uses or state.in_flight):
+        state.logical.check_idle()
+        for chain in state.chains:
+            chain.check_idle()
 
 
 def check_refusals(state: State) -> None:

@@ -308,9 +308,12 @@ class State:
     def _state_actions(self, out: list[Action]) -> None:
         kept = self.named_by("hold", "receive", "lend")
         slots = self.sorted_slots()
+        written = self.named_by("hold", "receive")
         for source in slots:
             for target in slots:
-                if source != target and (self.world.state, target) not in kept:
+                if source == target or (self.world.state, source) in written:
+                    continue
+                if (self.world.state, target) not in kept:
                     out.append(Action("copy_state", (source, target)))
         held = self.named_by("hold")
         for band in self.world.windows:
