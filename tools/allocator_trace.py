@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tools.pagesafety.shapes import FIVE, SHAPES
-from tools.trace_compare import Divergence, RunReplay
-from tools.trace_record import record
-from tools.trace_rows import BadTrace, Row, Run, encode, read
+from tools.tracing.compare import Divergence, RunReplay
+from tools.tracing.record import record
+from tools.tracing.rows import BadTrace, Row, Run, encode, read
 
 
 def main(argv: Sequence[str] | None = None) -> int:

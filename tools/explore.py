@@ -28,8 +28,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tools import feasibility
-from tools.explore_search import Walk, explore
-from tools.explore_world import SHAPES, Limits, Shape
+from tools.smallscope.search import Walk, explore
+from tools.smallscope.world import SHAPES, Limits, Shape
 
 FINDINGS_MAX = 10
 MEMORY = frozenset({"take", "free", "free_slot", "retire", "flush", "rebind"})

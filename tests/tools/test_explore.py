@@ -12,14 +12,14 @@ from allocator.errors import AllocatorError
 from allocator.geometry import BandGeometry, StageGeometry
 from allocator.physical.relief import Relief
 from tools import explore as command
-from tools.explore_canon import KNOWN, canonical_form, canonical_hash
-from tools.explore_copy import clone
-from tools.explore_device import SymbolFault
-from tools.explore_exact import ExactStage
-from tools.explore_search import Walk, explore, replay
-from tools.explore_step import Moved, check, perform
-from tools.explore_world import SHAPES, Limits, Shape, State, World
 from tools.pagesafety.mutants import applied
+from tools.smallscope.canon import KNOWN, canonical_form, canonical_hash
+from tools.smallscope.copies import clone
+from tools.smallscope.device import SymbolFault
+from tools.smallscope.exact import ExactStage
+from tools.smallscope.search import Walk, explore, replay
+from tools.smallscope.step import Moved, check, perform
+from tools.smallscope.world import SHAPES, Limits, Shape, State, World
 
 STATE_FULL, THREE = SHAPES[2][2], SHAPES[3][0]
 
@@ -149,7 +149,7 @@ def test_a_field_that_the_form_does_not_know_stops_it(monkeypatch: pytest.Monkey
     state = State(World(STATE_FULL, Limits(2)))
     kind = type(state.chains[0]._steps)
     monkeypatch.setitem(KNOWN, kind, KNOWN[kind].replace("waited_through", ""))
-    monkeypatch.setattr("tools.explore_canon._checked", set())
+    monkeypatch.setattr("tools.smallscope.canon._checked", set())
     with pytest.raises(TypeError, match="waited_through"):
         canonical_form(state)
 

@@ -15,7 +15,7 @@ from allocator.free_set import FreeSet
 from allocator.physical.chain import PhysicalChain
 from tools import allocator_trace
 from tools.pagesafety.shapes import SHAPES
-from tools.trace_rows import Call, Stage, effects_of, read
+from tools.tracing.rows import Call, Stage, effects_of, read
 
 
 @pytest.fixture(scope="module")

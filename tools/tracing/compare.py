@@ -19,8 +19,8 @@ from allocator.errors import AllocatorError
 from allocator.geometry import BandGeometry
 from allocator.logical.chain import LogicalChain
 from allocator.physical.chain import PhysicalChain
-from tools.explore_copy import clone
-from tools.trace_rows import (
+from tools.smallscope.copies import clone
+from tools.tracing.rows import (
     CALLS,
     Call,
     Launch,

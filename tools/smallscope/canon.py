@@ -19,9 +19,9 @@ from allocator.physical.chain import PhysicalChain
 from allocator.physical.forward_steps import ForwardSteps, PendingBatches
 from allocator.physical.ledger import BandLedger, StageLedger
 from allocator.physical.units import Units
-from tools.explore_copy import fields_of
-from tools.explore_device import SymbolicDevice
-from tools.explore_world import State
+from tools.smallscope.copies import fields_of
+from tools.smallscope.device import SymbolicDevice
+from tools.smallscope.world import State
 
 # Fields that are read below, or that never change (geometry and references), or that are history.
 KNOWN: dict[type, str] = {
@@ -139,5 +139,5 @@ def _known(part: Any) -> None:
     fields: Iterable[str] = (*fields_of(kind), *getattr(part, "__dict__", {}))
     unheard = set(fields) ^ set(KNOWN[kind].split())
     if unheard:
-        raise TypeError(f"tools.explore_canon does not know (or no longer finds) {kind.__name__}: {sorted(unheard)}")
+        raise TypeError(f"tools.smallscope.canon does not know (or no longer finds) {kind.__name__}: {sorted(unheard)}")
     _checked.add(kind)

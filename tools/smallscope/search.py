@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.explore_canon import canonical_hash
-from tools.explore_device import SymbolFault
-from tools.explore_step import Moved, check, perform
-from tools.explore_world import Action, Limits, Shape, State, World
+from tools.smallscope.canon import canonical_hash
+from tools.smallscope.device import SymbolFault
+from tools.smallscope.step import Moved, check, perform
+from tools.smallscope.world import Action, Limits, Shape, State, World
 
 GARBAGE = 50_000  # a chain is a cycle of objects: they are collected in large batches
 REPORT_EVERY = 256  # expanded states between two calls of `tell`

@@ -14,9 +14,9 @@ import numpy as np
 from allocator.columns import Int32s
 from allocator.errors import CapacityRefused
 from allocator.ops import Flush, Op
-from tools.explore_device import SymbolFault
-from tools.explore_exact import Pin
-from tools.explore_world import Action, State, Units, Use, World
+from tools.smallscope.device import SymbolFault
+from tools.smallscope.exact import Pin
+from tools.smallscope.world import Action, State, Units, Use, World
 
 
 class Moved:

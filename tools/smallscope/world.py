@@ -16,9 +16,9 @@ from allocator.columns import Int32s
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from allocator.logical.chain import LogicalChain
 from allocator.physical.chain import PhysicalChain
-from tools.explore_copy import clone
-from tools.explore_device import SymbolicDevice
-from tools.explore_exact import ExactStage
+from tools.smallscope.copies import clone
+from tools.smallscope.device import SymbolicDevice
+from tools.smallscope.exact import ExactStage
 
 IN_FLIGHT_MAX = 2
 

@@ -18,7 +18,7 @@ from allocator.ops import Op
 from allocator.ops import canonical_bytes as op_bytes
 from allocator.physical.chain import PhysicalChain
 from tools.pagesafety.program import make_world, random_case, run_operation
-from tools.trace_rows import CALLS, VERSION, Call, Launch, Row, Run, Stage, answer_of, write_argument
+from tools.tracing.rows import CALLS, VERSION, Call, Launch, Row, Run, Stage, answer_of, write_argument
 
 Put = Callable[[Row], None]
 
