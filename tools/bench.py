@@ -12,7 +12,10 @@ import sys
 # name -> (module with main(argv), what it measures)
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "core": ("tools.bench_core", "one scheduler iteration without a model: core, logical chain, journal to a file"),
-    "allocator": ("tools.bench_allocator", "the allocator's two chains: microseconds a call, bytes moved, bookkeeping"),
+    "allocator": (
+        "tools.allocator_bench.command",
+        "the allocator's two chains: microseconds a call, bytes moved, bookkeeping",
+    ),
     "serve": ("tools.bench_serve", "a server over HTTP: tokens per second and latencies at given concurrencies"),
     "idle": ("tools.bench_idle", "processor time of all processes of a server that has nothing to do"),
     "model": ("tools.bench_model", "the forward of a model on this machine, beside `transformers`"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from allocator.columns import Int32s
 from allocator.ops import Flush, Op
-from tools.bench_allocator_world import SLOTS_PER_REQUEST, Shape, Timer, World
+from tools.allocator_bench.world import SLOTS_PER_REQUEST, Shape, Timer, World
 
 FLUSH_MOVES_MAX = 64
 WARM_STEPS = 8

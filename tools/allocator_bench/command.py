@@ -16,17 +16,19 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from tools.bench_allocator_cases import capacity_rows, extend_rows, relief_rows
-from tools.bench_allocator_memory import memory_rows
-from tools.bench_allocator_trace import Trace, timer_cost_us
-from tools.bench_allocator_world import NAMES, SLOTS_PER_REQUEST, Shape
+from tools.allocator_bench.cases import capacity_rows, extend_rows
+from tools.allocator_bench.memory import memory_rows
+from tools.allocator_bench.relief import relief_rows
+from tools.allocator_bench.serving import Trace, timer_cost_us
+from tools.allocator_bench.table import show
+from tools.allocator_bench.uses import uses_rows
+from tools.allocator_bench.world import NAMES, SLOTS_PER_REQUEST, Shape
 
 ISOLATED_RUNNING = 32
+SECONDS_MIN, SECONDS_MAX = 0.01, 3600.0
 
 # What a row's `op` counts: one call of the side named beside it.
 COUNTS: dict[str, str] = {
@@ -46,12 +48,18 @@ COUNTS: dict[str, str] = {
     "capacity_memo": "one question asked before at the same counts (batch of 64)",
     "capacity_predicate": "whether a demand fits, without a reason, as reclaim asks per victim (batch of 64)",
     "max_extra": "the most pages that still fit",
-    "relief_take": "a take of tokens that fits only after window holes are closed",
+    "relief_take": "a take of tokens that fits only after window holes are closed; least: of any layout, found apart",
     "relief_take_large": "the same for a 64th of the pool at once",
     "relief_take_in_flight": "the same while the freed units pend behind two forwards that write what stays",
-    "relief_state_take": "a take of state slots that fits only after the float has moved",
+    "relief_state_take": "a take of state slots that fits only after the float has moved; least: as above",
     "relief_state_take_large": "the same for all slots of the pool at once",
-    "memory": "bytes of the chains' own columns and objects",
+    "take_of_pending": "a take of at most 16 pages out of half a pool that pends behind two forwards",
+    "take_of_pending_beside_backup": "the same while a host backup of 2,048 tokens is open",
+    "backup_2048": "a host backup of 2,048 tokens begins",
+    "send_2048": "a network send of 2,048 tokens begins",
+    "publish_2048": "2,048 tokens are published to a peer",
+    "release_2048": "backup, send and publication of the same 2,048 tokens end in one step, its opening included",
+    "memory": "bytes of the chains' own columns and objects; layers of KV heads x dimension",
 }
 SUFFIXES = {"_refused": "refused", "_no_move": "where giving back holes at a span's boundary was enough"}
 
@@ -91,6 +99,7 @@ def _pool_jobs(options: argparse.Namespace, bands: int, slots: int, page: int) -
         "extend": lambda: extend_rows(shape, 2 * rounds, budget),
         "capacity": lambda: capacity_rows(shape, 10 * rounds, seed),
         "relief": lambda: relief_rows(shape, rounds, budget, seed),
+        "uses": lambda: uses_rows(shape, rounds, budget),
     }
     for part, rows in cases.items():
         if part in options.only and not (part == "relief" and bands == 1):
@@ -134,35 +143,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-# --- output ------------------------------------------------------------------------------------------------------
-
-POOL_COLUMNS = ("pool", "slots", "page_size", "running")
-TIME_COLUMNS = ("side", "op", "calls", "units_p50", "cpu_us_p50", "cpu_us_p99", "wall_us_p50", "wall_us_p99")
-RELIEF_COLUMNS = ("moved_units_p50", "cpu_us_per_unit_moved", "bytes_over_least")
-MEMORY_COLUMNS = ("model", "arena_gib", "side", "columns_bytes", "other_bytes", "share_percent")
-
-
-def tables(rows: list[dict[str, Any]]) -> Iterator[Table]:
-    """One aligned table per part, with what its ops count below."""
-    for part in dict.fromkeys(row["part"] for row in rows):
-        mine = [row for row in rows if row["part"] == part]
-        relief = RELIEF_COLUMNS if part == "relief" else ()
-        names = MEMORY_COLUMNS if part == "memory" else (*POOL_COLUMNS, *TIME_COLUMNS, *relief)
-        names = tuple(name for name in names if any(name in row for row in mine))
-        legend = dict.fromkeys(f"{row['op']}: {row['counts']}" for row in mine)
-        table = Table(title=part, caption="\n".join(legend), box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-        for name in names:
-            left = name in ("pool", "side", "op", "model")
-            table.add_column(name, justify="left" if left else "right", no_wrap=True)
-        for row in mine:
-            table.add_row(*(_cell(row.get(name)) for name in names))
-        yield table
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:,d}" if isinstance(value, int) else str(value)
+# --- the command -------------------------------------------------------------------------------------------------
 
 
 def machine() -> dict[str, Any]:
@@ -178,18 +159,32 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _numbers(low: int, high: int) -> Callable[[str], list[int]]:
-    def parse(text: str) -> list[int]:
-        values = [int(part) for part in text.split(",")]
-        for value in values:
-            if not low <= value <= high:
-                raise argparse.ArgumentTypeError(f"{value} is not in {low}..{high}")
-        return values
+def _number(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text) if text.strip().lstrip("-").isascii() and text.strip().lstrip("-").isdigit() else None
+        if value is None or not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number in {low}..{high}")
+        return value
 
     return parse
 
 
-PARTS = ("extend", "capacity", "relief", "trace", "iteration", "memory")
+def _numbers(low: int, high: int) -> Callable[[str], list[int]]:
+    one = _number(low, high)
+    return lambda text: [one(part) for part in text.split(",")]
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not SECONDS_MIN <= value <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds in {SECONDS_MIN}..{SECONDS_MAX}")
+    return value
+
+
+PARTS = ("extend", "capacity", "relief", "uses", "trace", "iteration", "memory")
 
 
 def _parts(text: str) -> list[str]:
@@ -200,11 +195,12 @@ def _parts(text: str) -> list[str]:
     return names
 
 
-def main(argv: list[str]) -> int:
-    """Measure, print tables, or with `--json` one object with `machine` and a list `rows`."""
+def options_of(argv: list[str]) -> argparse.Namespace:
+    """The options; an invalid one ends the process with 2, its name, its value and what it may be."""
     cli = argparse.ArgumentParser(prog="bandmaster bench allocator", description=(__doc__ or "").splitlines()[0])
     add = cli.add_argument
     slots, pages, running = _numbers(1024, 10**7), _numbers(1, 1024), _numbers(1, 65536)
+    count = _number(1, 10**6)
     add(
         "--slots", type=slots, default=[10_000, 100_000, 1_000_000], help="token slots of a pool [10000,100000,1000000]"
     )
@@ -212,22 +208,27 @@ def main(argv: list[str]) -> int:
     add("--bands", type=_numbers(1, 3), default=[2, 3], help="1: full; 2: window+full; 3: state+window+full [2,3]")
     add("--running", type=running, default=[64, 256, 1024], help="running requests of the serving traces [64,256,1024]")
     add("--only", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
-    add("--steps", type=int, default=200, help="measured iterations of a trace [200]")
-    add("--rounds", type=int, default=30, help="rounds of the other parts [30]")
-    add("--budget", type=float, default=4.0, help="seconds after which a measurement of a pool stops early [4]")
-    add("--seed", type=int, default=1, help="of traces and layouts [1]")
+    add("--steps", type=count, default=200, help="measured iterations of a trace [200]")
+    add("--rounds", type=count, default=30, help="rounds of the other parts [30]")
+    add("--budget", type=_seconds, default=4.0, help="seconds after which a measurement of a pool stops early [4]")
+    add("--seed", type=_number(0, 2**32 - 1), default=1, help="of traces and layouts [1]")
     add("--mirror", action="store_true", help="also time the ranks' logical mirror in the traces")
     add("--json", action="store_true", help="one object with a list `rows`")
-    options = cli.parse_args(argv)
+    return cli.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print tables, or with `--json` one object with `machine` and a list `rows`."""
+    options = options_of(argv)
     about = machine()
     rows = measure(options)
     if options.json:
         print(json.dumps({"machine": about, "rows": rows}))
         return 0
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    for table in tables(rows):
-        console.print(table)
-    console.print(", ".join(f"{name} {value}" for name, value in about.items()))
+    console = Console()
+    console.print("microseconds of thread CPU; the clock itself adds its own cost to each (below)\n", highlight=False)
+    show(console, rows)
+    console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from allocator.columns import Int32s
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from allocator.logical.chain import LogicalChain, Taken
 from allocator.logical.mirror import LogicalMirror
-from allocator.ops import Free, Op, Take
+from allocator.ops import Flush, Free, Op, Take
 from allocator.physical.chain import PhysicalChain
 
 FULL_TOKEN_BYTES = 32
@@ -27,6 +27,8 @@ WINDOW_TOKEN_BYTES = 96
 STATE_SLOT_BYTES = 1024
 SLOTS_PER_REQUEST = 2
 IN_FLIGHT = 2
+FILL_PAGES = 4096
+EVERYTHING = 2**30
 NAMES = {1: "full", 2: "window+full", 3: "state+window+full"}
 
 Parts = list[Int32s | None]
@@ -121,6 +123,11 @@ class Timer:
         self.cpu_ns = time.thread_time_ns() - self._cpu
         self.wall_ns = time.perf_counter_ns() - self._wall
 
+    def add(self, other: Timer) -> None:
+        """Counts what another one measured too."""
+        self.wall_ns += other.wall_ns
+        self.cpu_ns += other.cpu_ns
+
     def each(self, calls: int) -> tuple[int, int]:
         """Wall and CPU nanoseconds of one of so many equal calls."""
         return self.wall_ns // calls, self.cpu_ns // calls
@@ -142,6 +149,7 @@ class World:
         self.mirror = LogicalMirror(geometry) if mirror else None
         self.times = Times()
         self.seq = 0
+        self.uses = 0
         self.processed = 0
         self.in_flight: deque[int] = deque()
 
@@ -171,32 +179,51 @@ class World:
 
     # --- the physical side ---------------------------------------------------------------------------------------
 
-    def step(self, op: str, ops: list[Op], writes: Mapping[int, Int32s | None] | None = None) -> None:
+    def step(
+        self,
+        op: str,
+        ops: list[Op],
+        writes: Mapping[int, Int32s | None] | None = None,
+        released: Sequence[int] = (),
+    ) -> None:
         """One step with these ops; with `writes` also its forward, of which at most two are in flight.
 
-        `op` names the time of `apply` alone; opening, digest and launch go under `step_frame`.
+        `op` names the time of `apply` alone (with `released`: of opening too); else opening, and always digest and
+        launch, go under `step_frame`.
         """
         self.seq += 1
         seq, physical, units = self.seq, self.physical, units_of(ops)
         if writes is not None and len(self.in_flight) == IN_FLIGHT:
             self.processed = self.in_flight.popleft()
-        self.timed("logical", "step_digest", units, lambda: self.logical.step_digest(seq, ops))
+        self.timed("logical", "step_digest", units, lambda: self.logical.step_digest(seq, ops, released))
         if self.mirror is not None:
-            self.timed("mirror", op, units, lambda: self.mirror.apply_step(seq, ops))  # type: ignore[union-attr]
+            self.timed("mirror", op, units, lambda: self.mirror.apply_step(seq, ops, released))  # type: ignore[union-attr]
         with Timer() as first:
-            physical.begin_step(seq, self.processed)
+            physical.begin_step(seq, self.processed, released)
         with Timer() as middle:
             physical.apply(ops)
+        if released:
+            middle.add(first)
         with Timer() as last:
             physical.end_step()
             if writes is not None:
                 physical.launched(seq, writes)
-        if ops:
+        if ops or released:
             self.times.add("physical", op, middle.wall_ns, middle.cpu_ns, units)
         frame = "step_frame" if writes is None else "step_frame_with_launch"
         self.times.add("physical", frame, first.wall_ns + last.wall_ns, first.cpu_ns + last.cpu_ns, units)
         if writes is not None:
             self.in_flight.append(seq)
+
+    def next_use(self) -> int:
+        """A number for a use: they ascend."""
+        self.uses += 1
+        return self.uses
+
+    def end_uses(self, op: str, uses: Sequence[int]) -> None:
+        """Releases open uses, in a step of its own."""
+        freed = self.timed("logical", op, 0, lambda: self.logical.end_uses(uses))
+        self.step(op, [freed] if freed.parts else [], released=uses)
 
     def apply_alone(self, ops: list[Op]) -> Timer:
         """One step without a forward; the time of `apply`, for a caller that files it itself."""
@@ -214,6 +241,27 @@ class World:
             self.processed = self.in_flight[-1]
             self.in_flight.clear()
             self.step("land", [])
+
+    # --- whole pools ---------------------------------------------------------------------------------------------
+
+    def fill(self) -> Int32s:
+        """Takes every token page the pool holds, a few thousand at once, as prompts take them; their ids."""
+        one, pages = self.shape.demand(0, 1, 1), []
+        while left := self.logical.max_extra(None, one):
+            k = min(left, FILL_PAGES)
+            taken = self.take("fill", self.shape.demand(0, k, k))
+            if taken is None:
+                raise RuntimeError("what max_extra promised is refused")
+            self.step("fill", [taken.op])
+            pages.append(taken.ids[-1])
+        return np.concatenate(pages)
+
+    def empty(self) -> None:
+        """Frees everything, lands every forward and hands all spans back."""
+        self.land()
+        parts = [self.logical.live_ids(band) for band in range(self.shape.bands)]
+        self.step("empty", [self.free("empty", list(parts))])
+        self.step("empty", [Flush(EVERYTHING)])
 
     # --- reading -------------------------------------------------------------------------------------------------
 

@@ -37,11 +37,11 @@ def _layers(part: Part, times: int) -> list[Layer]:
 
 
 MODELS: dict[str, list[Layer]] = {
-    "30 layers of 3 heads of 64 (135M)": _layers(Part(_SMALL, _FULL), 30),
-    "32 layers of 8 heads of 128 (8B)": _layers(Part(_ATTENTION, _FULL), 32),
-    "8 full + 40 window layers of 8 heads of 256 (12B)": _layers(Part(_WIDE, _FULL), 8)
-    + _layers(Part(_WIDE, _WINDOW), 40),
-    "4 attention + 24 Mamba-2 layers (8B)": _layers(Part(_ATTENTION, _FULL), 4) + _layers(Part(_MAMBA2, _STATE), 24),
+    "30 full layers of 3 x 64 (135M)": _layers(Part(_SMALL, _FULL), 30),
+    "32 full layers of 8 x 128 (8B)": _layers(Part(_ATTENTION, _FULL), 32),
+    "8 full + 40 window layers of 8 x 256 (12B)": _layers(Part(_WIDE, _FULL), 8) + _layers(Part(_WIDE, _WINDOW), 40),
+    "4 full of 8 x 128 + 24 Mamba-2 layers (8B)": _layers(Part(_ATTENTION, _FULL), 4)
+    + _layers(Part(_MAMBA2, _STATE), 24),
     "4 full + 12 window + 16 Mamba-2 layers": _layers(Part(_ATTENTION, _FULL), 4)
     + _layers(Part(_ATTENTION, _WINDOW), 12)
     + _layers(Part(_MAMBA2, _STATE), 16),
