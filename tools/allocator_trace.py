@@ -5,20 +5,21 @@
 
 `record` runs programs of the page-safety harness and writes every call of the logical chain and every step of every
 stage's physical chain with its answer: refusals, ops, effects, digests. `compare` asks the same of the present code and
-prints the first divergence of each run. Owns the command only. Exit code 0: equal (or recorded); 1: something differs;
-2: usage, or a file that is no trace.
+prints the first divergence of each run. Owns the command only. Exit code 0: equal (or recorded); 1: something differs,
+or a program failed while it was recorded; 2: usage, or a file that is no complete trace; 130, 143: ended by a signal.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import Progress
@@ -26,7 +27,9 @@ from rich.progress import Progress
 from tools.pagesafety.shapes import FIVE, SHAPES
 from tools.tracing.compare import Divergence, RunReplay
 from tools.tracing.record import record
-from tools.tracing.rows import BadTrace, Row, Run, encode, read
+from tools.tracing.rows import BadTrace, End, Row, Run, encode, read
+
+EQUAL, DIFFERENT, USAGE = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,30 +61,62 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         if unknown := [shape for shape in options.shapes if shape not in SHAPES]:
             parser.error(f"--shapes {unknown[0]}: the shapes are {', '.join(SHAPES)}")
         sizes = options.page_sizes.split(",")
-        if not all(size.isdigit() and int(size) > 0 for size in sizes) or options.ops < 1:
-            parser.error("--page-sizes are positive numbers of tokens, and --ops is at least 1")
+        if not all(size.isdigit() and int(size) > 0 for size in sizes):
+            parser.error(f"--page-sizes {options.page_sizes}: give positive numbers of tokens")
+        if options.ops < 1:
+            parser.error(f"--ops {options.ops}: it must be at least 1")
         options.page_sizes = [int(size) for size in sizes]
     return options
 
 
 def _record(options: argparse.Namespace) -> int:
+    """Writes beside the file, which is there only once it is complete."""
+    part = options.out.with_name(options.out.name + ".part")
+    try:
+        file = part.open("wb")
+    except OSError as error:
+        return _fail(f"--out {options.out}: {error.strerror}; name a file in a directory that can be written")
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        with file:
+            runs, rows = _record_runs(options, file)
+        size = part.stat().st_size
+        part.replace(options.out)
+    except RunFailed as failed:
+        return _fail(f"{failed}; nothing was recorded: `bandmaster stress` finds and shrinks this", DIFFERENT)
+    except OSError as error:
+        return _fail(f"--out {options.out}: {error.strerror}; nothing was recorded")
+    except (KeyboardInterrupt, _Ended) as ended:
+        return _fail("interrupted; nothing was recorded", 143 if isinstance(ended, _Ended) else 130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        part.unlink(missing_ok=True)
+    if options.json:
+        sys.stdout.write(json.dumps({"file": str(options.out), "runs": runs, "rows": rows, "bytes": size}) + "\n")
+    else:
+        sys.stdout.write(f"{runs} runs, {rows:,d} rows, {size:,d} bytes in {options.out}\n")
+    return EQUAL
+
+
+def _record_runs(options: argparse.Namespace, file: BinaryIO) -> tuple[int, int]:
+    """All runs and the end row; their numbers."""
     runs = list(product(options.shapes, options.page_sizes, options.seeds))
     rows = 0
-    with options.out.open("wb") as file, Progress(console=Console(stderr=True), transient=True) as bar:
 
-        def put(row: Row) -> None:
-            nonlocal rows
-            rows += 1
-            file.write(encode(row))
+    def put(row: Row) -> None:
+        nonlocal rows
+        rows += 1
+        file.write(encode(row))
 
+    with _bar() as bar:
         for shape, page_size, seed in bar.track(runs, description="recording"):
-            record(shape, page_size, seed, options.ops, put)
-    size = options.out.stat().st_size
-    if options.json:
-        sys.stdout.write(json.dumps({"file": str(options.out), "runs": len(runs), "rows": rows, "bytes": size}) + "\n")
-    else:
-        Console().print(f"{len(runs)} runs, {rows:,d} rows, {size:,d} bytes in {options.out}", highlight=False)
-    return 0
+            try:
+                record(shape, page_size, seed, options.ops, put)
+            except Exception as error:
+                where = f"shape {shape}, page size {page_size}, seed {seed}"
+                raise RunFailed(f"{where}: {type(error).__name__}: {error}") from error
+    put(End(len(runs), rows))
+    return len(runs), rows
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -89,7 +124,7 @@ def _compare(options: argparse.Namespace) -> int:
     found: list[Divergence] = []
     replay: RunReplay | None = None
     try:
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        with _bar() as bar:
             for line, row in bar.track(read(options.file), description="comparing"):
                 rows += 1
                 if isinstance(row, Run):
@@ -102,16 +137,42 @@ def _compare(options: argparse.Namespace) -> int:
                         found.append(divergence)
                         steps += replay.steps
                         replay = None  # what follows in this run may differ because of it
-    except (OSError, BadTrace) as error:
-        sys.stderr.write(f"bandmaster trace: {error}\n")
-        return 2
+    except OSError as error:
+        return _fail(f"{options.file}: {error.strerror}; give a file that `bandmaster trace record` wrote")
+    except BadTrace as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail(f"interrupted after {runs} runs and {rows:,d} rows; {len(found)} runs differ so far", 130)
     steps += replay.steps if replay is not None else 0
     report = {"runs": runs, "steps": steps, "rows": rows, "divergences": [asdict(each) for each in found]}
     if options.json:
         sys.stdout.write(json.dumps(report, indent=1) + "\n")
     else:
         _print(report)
-    return 1 if found else 0
+    return DIFFERENT if found else EQUAL
+
+
+class RunFailed(Exception):
+    """A program found a fault while it was recorded."""
+
+
+class _Ended(BaseException):
+    """SIGTERM."""
+
+
+def _end(number: int, frame: object) -> None:
+    raise _Ended
+
+
+def _bar() -> Progress:
+    """A bar where there is a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def _fail(text: str, code: int = USAGE) -> int:
+    sys.stderr.write(f"bandmaster trace: {text}\n")
+    return code
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -130,8 +191,8 @@ def _print(report: dict[str, Any]) -> None:
             for line in lines:
                 console.print(f"  {title}: {line}", markup=False)
     console.print(
-        f"{report['runs']} runs, {report['steps']:,d} steps, {report['rows']:,d} rows: "
-        f"{len(report['divergences'])} runs differ"
+        f"{len(report['divergences'])} of {report['runs']} runs differ; {report['steps']:,d} steps and "
+        f"{report['rows']:,d} rows were compared"
     )
 
 

@@ -466,9 +466,9 @@ def run(
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m tools.feasibility") -> int:
     """The command; exit code 1 when the closed form and brute force differ anywhere."""
-    parser = argparse.ArgumentParser(prog="python -m tools.feasibility", description="closed form against brute force")
+    parser = argparse.ArgumentParser(prog=prog, description="closed form against brute force")
     parser.add_argument("--no-exhaustive", action="store_true", help="only random cases")
     parser.add_argument("--random", type=int, default=RANDOM_CASES, metavar="N", help="random larger cases")
     parser.add_argument("--seed", type=int, default=0, help="of the random cases")

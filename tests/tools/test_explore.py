@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from tools.smallscope.device import SymbolFault
 from tools.smallscope.exact import ExactStage
 from tools.smallscope.search import Walk, explore, replay
 from tools.smallscope.step import Moved, check, perform
+from tools.smallscope.words import cause_of, grouped
+from tools.smallscope.workers import Job, Progress, WorkerLost, explore_all
 from tools.smallscope.world import SHAPES, Limits, Shape, State, World
 
 STATE_FULL, THREE = SHAPES[2][2], SHAPES[3][0]
@@ -222,6 +226,44 @@ def test_the_command_reports(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["max_ratio"] == 1.0
     assert report["unrealizable"] == 0
     assert command.main(["--shape", "no such shape"]) == 2
+
+
+def test_options_out_of_range_name_option_value_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each bad number is refused with its option, its value and what is allowed."""
+    for option, value in (("--depth", "0"), ("--depth", "-1"), ("--units", "-2"), ("--jobs", "0"), ("--uses", "-1")):
+        with pytest.raises(SystemExit) as ended:
+            command.main([option, value])
+        assert ended.value.code == 2
+        text = capsys.readouterr().err
+        assert f"{option} {value}: it must be at least" in text
+
+
+def test_a_lost_process_is_named_and_leaves_none_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    """A killed worker ends the command with exit code 3 and one sentence; the other workers end too."""
+    jobs = [Job(shape, Limits(3), 6, None, 1) for shape in SHAPES[2][:2]]
+
+    def kill_one(number: int, progress: Progress) -> None:
+        multiprocessing.active_children()[0].kill()
+
+    with pytest.raises(WorkerLost, match="was killed by SIGKILL"):
+        explore_all(jobs, 2, kill_one, lambda number, walk: None)
+    assert multiprocessing.active_children() == []
+
+
+def test_findings_of_one_cause_are_one_in_words() -> None:
+    """Numbers do not make a cause; the shortest case is shown, in words, with how often it was met."""
+    with applied("skip_copy_waits"):
+        seen = [asdict(each) for each in walk(STATE_FULL, 4, findings=3).findings]
+    shown = grouped(seen)
+    assert len({cause_of(each["name"], each["detail"]) for each in shown}) == len(shown)
+    first = shown[0]
+    assert first["count"] > 1
+    assert first["words"] == [
+        "take 1 page of full",
+        "back up page 1 to the host",
+        "launch a forward that writes all it may write",
+    ]
+    assert len(first["words"]) == len(first["actions"])
 
 
 def test_feasibility_is_part_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

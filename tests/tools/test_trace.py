@@ -114,12 +114,48 @@ def test_another_capacity_answer_is_named_as_the_logical_chains(
     assert first["op"].startswith(("refusal(", "take("))
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A damaged file ends with exit code 2 and says which line it is."""
-    file = tmp_path / "damaged.jsonl"
-    file.write_bytes(b'{"row":"run"}\n')
-    assert allocator_trace.main(["compare", str(file)]) == 2
-    assert "line 1" in capsys.readouterr().err
+def test_what_is_no_complete_trace_is_refused(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged, cut, empty, continued or missing file ends with exit code 2 and says what it is and what to do."""
+    whole = recorded.read_bytes().splitlines(keepends=True)
+    files = {
+        "damaged": (b'{"row":"run"}\n', "line 1"),
+        "empty": (b"", "is empty"),
+        "cut": (b"".join(whole[:50]), "ends after line 50"),
+        "half a line": (b"".join(whole)[:-10], f"line {len(whole)}"),
+        "one row missing": (b"".join([*whole[:40], *whole[41:]]), "the end row counts"),
+        "twice": (b"".join(whole * 2), "more behind the end row"),
+    }
+    for name, (content, words) in files.items():
+        file = tmp_path / name
+        file.write_bytes(content)
+        assert allocator_trace.main(["compare", str(file)]) == 2, name
+        assert words in capsys.readouterr().err, name
+    for file in (tmp_path, tmp_path / "missing"):
+        assert allocator_trace.main(["compare", str(file)]) == 2
+        assert "bandmaster trace record" in capsys.readouterr().err
+
+
+def test_a_recording_is_there_only_once_it_is_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can be written it says so at once; a failing program or Ctrl-C leaves the old file alone."""
+    arguments = ["--seeds", "0:1", "--ops", "20", "--shapes", "full"]
+    assert allocator_trace.main(["record", "--out", str(tmp_path / "no" / "file"), *arguments]) == 2
+    assert "--out" in capsys.readouterr().err
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(b"before")
+    for error, code in ((ValueError("planted"), 1), (KeyboardInterrupt(), 130)):
+
+        def fails(*rest: Any, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(allocator_trace, "record", fails)
+        assert allocator_trace.main(["record", "--out", str(file), *arguments]) == code
+        assert "nothing was recorded" in capsys.readouterr().err
+    assert file.read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
 
 
 def test_a_divergence_is_printed_with_both_sides(
@@ -143,4 +179,4 @@ def test_a_divergence_is_printed_with_both_sides(
     text = capsys.readouterr().out
     assert "step 5" in text
     assert "planted" in text
-    assert f"{len(SHAPES)} runs" in text
+    assert f"of {len(SHAPES)} runs differ" in text

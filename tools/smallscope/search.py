@@ -17,6 +17,7 @@ from typing import Any
 from tools.smallscope.canon import canonical_hash
 from tools.smallscope.device import SymbolFault
 from tools.smallscope.step import Moved, check, perform
+from tools.smallscope.words import cause_of, in_words
 from tools.smallscope.world import Action, Limits, Shape, State, World
 
 GARBAGE = 50_000  # a chain is a cycle of objects: they are collected in large batches
@@ -25,12 +26,17 @@ REPORT_EVERY = 256  # expanded states between two calls of `tell`
 
 @dataclass
 class Finding:
-    """Something that must not happen: what, and a shortest sequence of actions that leads to it."""
+    """Something that must not happen: what, a shortest sequence of actions that leads to it, and how often it was met.
+
+    `actions` are in the form that `replay` reads, `words` the same for people.
+    """
 
     world: str
     name: str
     detail: str
     actions: list[str]
+    words: list[str]
+    count: int = 1
 
 
 @dataclass
@@ -58,7 +64,10 @@ Tell = Callable[[int, int, int, int], None]
 def explore(
     shape: Shape, limits: Limits, depth: int, kinds: frozenset[str] | None, findings_max: int, tell: Tell
 ) -> Walk:
-    """Every sequence of up to `depth` actions (of these kinds, None: of all) from the empty world."""
+    """Every sequence of up to `depth` actions (of these kinds, None: of all) from the empty world.
+
+    It ends early with `findings_max` causes, or a hundred times as many findings.
+    """
     gc.set_threshold(GARBAGE)
     search = _Search(World(shape, limits), kinds, Walk(shape.name, limits.units), findings_max, tell)
     for _ in range(depth):
@@ -73,7 +82,9 @@ def explore(
 
 class _Search:
     def __init__(self, world: World, kinds: frozenset[str] | None, walk: Walk, findings_max: int, tell: Tell) -> None:
-        self.kinds, self.walk, self.findings_max, self.tell = kinds, walk, findings_max, tell
+        self.world, self.kinds, self.walk, self.findings_max, self.tell = world, kinds, walk, findings_max, tell
+        self._causes: dict[str, Finding] = {}
+        self._found = 0
         self.moved = Moved()
         root = State(world)
         check(root)
@@ -95,7 +106,7 @@ class _Search:
             for place, action in enumerate(self._actions(state)):
                 if self._try(state, action, path):
                     found.append(array("H", [*path, place]))
-                if len(walk.findings) >= self.findings_max:
+                if len(walk.findings) >= self.findings_max or self._found >= 100 * self.findings_max:
                     self.layer = found
                     return False
             if number % REPORT_EVERY == 0:
@@ -117,21 +128,33 @@ class _Search:
                 return False
             check(after)
         except Exception as error:  # whatever it is, it is a finding; the search goes on without this state
-            walk.findings.append(Finding(walk.world, *_name_of(error), [*self.words(path), action.text()]))
+            self._record(error, path, action)
             return False
         self.seen.add(known)
         walk.states += 1
         return True
 
-    def words(self, path: array[int]) -> list[str]:
-        """A path in words, made by walking it again."""
-        state = State(self._stack[0].world)
-        words = []
+    def _record(self, error: Exception, path: array[int], action: Action) -> None:
+        """A finding: the first of its cause keeps its sequence, of the others there is a count."""
+        self._found += 1
+        name, detail = _name_of(error)
+        known = self._causes.get(cause_of(name, detail))
+        if known is not None:
+            known.count += 1
+            return
+        actions = [*self._along(path), action]
+        texts, words = [a.text() for a in actions], [in_words(self.world, a) for a in actions]
+        finding = self._causes[cause_of(name, detail)] = Finding(self.walk.world, name, detail, texts, words)
+        self.walk.findings.append(finding)
+
+    def _along(self, path: array[int]) -> list[Action]:
+        """A path's actions, found by walking it again."""
+        state = State(self.world)
+        actions = []
         for place in path:
-            action = self._actions(state)[place]
-            words.append(action.text())
-            perform(state, action, self._again)
-        return words
+            actions.append(self._actions(state)[place])
+            perform(state, actions[-1], self._again)
+        return actions
 
     def _state_at(self, path: array[int]) -> State:
         """The state that a path leads to, from the nearest state at hand."""

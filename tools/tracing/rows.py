@@ -1,7 +1,8 @@
 """Rows of a recorded trace: what was asked of the allocator and what it decided, one JSON object a line.
 
 Owns the format. Must never need the code that recorded it: arguments are plain numbers, ops and effects their canonical
-bytes. A file is, per run: one `Run`, then `Call`, `Stage` and `Launch` rows in the order in which things happened.
+bytes. A file is, per run: one `Run`, then `Call`, `Stage` and `Launch` rows in the order in which things happened. The
+last row is `End`: a file without it was cut, and is refused.
 """
 
 from __future__ import annotations
@@ -75,7 +76,14 @@ class Launch(msgspec.Struct, tag="launch", tag_field="row"):
     waits: bytes
 
 
-Row = Run | Call | Stage | Launch
+class End(msgspec.Struct, tag="end", tag_field="row"):
+    """The recording is complete: so many runs, and so many rows before this one."""
+
+    runs: int
+    rows: int
+
+
+Row = Run | Call | Stage | Launch | End
 
 _effects = msgspec.msgpack.Decoder(list[Effect])
 _ops = msgspec.msgpack.Decoder(list[Op])
@@ -93,16 +101,32 @@ def encode(row: Row) -> bytes:
 
 
 def read(path: Path) -> Iterator[tuple[int, Row]]:
-    """Line number and row of every line; raises BadTrace."""
+    """Line number and row of every line but the end; raises BadTrace for anything but a complete trace."""
+    runs, number = 0, 0
+    end: End | None = None
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            if end is not None:
+                raise BadTrace(f"{path}, line {number}: there is more behind the end row; record the trace again")
             try:
                 row: Row = _rows.decode(line)
-            except msgspec.MsgspecError as error:
-                raise BadTrace(f"{path}, line {number}: {error}") from error
-            if isinstance(row, Run) and row.version != VERSION:
-                raise BadTrace(f"{path}, line {number}: version {row.version}; this command reads {VERSION}")
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise BadTrace(f"{path}, line {number}: no row of a trace ({error}); record it again") from error
+            if isinstance(row, End):
+                end = row
+                continue
+            if isinstance(row, Run):
+                runs += 1
+                if row.version != VERSION:
+                    raise BadTrace(f"{path}, line {number}: version {row.version}; this command reads {VERSION}")
+            elif not runs:
+                raise BadTrace(f"{path}, line {number}: a {type(row).__name__.lower()} before the first run")
             yield number, row
+    if end is None:
+        where = f"ends after line {number}" if number else "is empty"
+        raise BadTrace(f"{path} {where}, without its end row: the recording was cut; record the trace again")
+    if (end.runs, end.rows) != (runs, number - 1):
+        raise BadTrace(f"{path}: {runs} runs and {number - 1} rows, the end row counts {end.runs} and {end.rows}")
 
 
 def effects_of(column: bytes) -> list[Effect]:
