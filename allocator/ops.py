@@ -15,7 +15,8 @@ are named by virtual ids until that op, and resolved when it is applied: from th
 | `Backup` | a host copy reads them | may move; whoever writes the old bytes waits for the copy |
 | `Load` | a host copy writes them; no forward reads them | may move behind the copy |
 | `Hold` | nothing yet: rows that a peer will write | may move, but only if nothing else helps; are not freed |
-| `Send` | our own engine reads them | may move, once the host has waited for the engine |
+| `Send` | our own engine reads them | may move, once the host has waited for the engine; freed ones are quarantined |
+| `Fix` | an engine that may never end | are fixed, as published ones |
 | `Publish` | a peer that knows their addresses | are fixed; freed ones are quarantined by the logical chain |
 """
 
@@ -102,6 +103,12 @@ class Send(msgspec.Struct, array_like=True, frozen=True, tag="send"):
     parts: list[Part]
 
 
+class Fix(msgspec.Struct, array_like=True, frozen=True, tag="fix"):
+    """Send `use` cannot be waited for any more: its units stay where they are until it is proved to be over."""
+
+    use: int
+
+
 class Publish(msgspec.Struct, array_like=True, frozen=True, tag="publish"):
     """A peer learns the addresses of these units, to write (a receive, which ends the hold of `use`) or to read."""
 
@@ -109,7 +116,7 @@ class Publish(msgspec.Struct, array_like=True, frozen=True, tag="publish"):
     parts: list[Part]
 
 
-Op = Take | Free | Flush | Rebind | CopyState | Backup | Load | Hold | Send | Publish
+Op = Take | Free | Flush | Rebind | CopyState | Backup | Load | Hold | Send | Fix | Publish
 UseOp = Backup | Load | Hold | Send | Publish
 
 _encoder = msgspec.msgpack.Encoder()
