@@ -11,7 +11,7 @@ wanted); growth; vacated units; units behind a host copy. Only then relief, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,14 @@ from allocator.checks import Checks, some
 from allocator.columns import Int32s, pack_i32
 from allocator.effects import Bind, Copy, Effect, WaitForward, Zero
 from allocator.geometry import BandGeometry
-from allocator.physical.clearance import CLEARANCE, Clear, Consumer, Hazard
+from allocator.physical.clearance import CLEARANCE, Clear, Consumer, Hazard, to_move_from, to_write
 from allocator.physical.compaction import plan_advance, plan_moves, plan_retreat
 from allocator.physical.forward_steps import ForwardSteps, PendingBatches
 from allocator.physical.ledger import COPIES, BandLedger, StageLedger, Use
 from allocator.physical.units import FENCED, HOLE, LIVE, PENDING, VACATED, Units
+
+WaitForUses = Callable[[Sequence[int], Consumer], list[Effect]]
+"""Ends uses, of all bands of the stage, by what a consumer must do about them; the effects that do it."""
 
 
 class Growth(NamedTuple):
@@ -33,6 +36,15 @@ class Growth(NamedTuple):
     below: int = 0
     above: int = 0
     at: int = 0
+
+
+class Room(NamedTuple):
+    """Free units inside a span: holes; units that pend behind a forward; and `late` ones, which come after growth:
+    vacated, or touched by a host copy."""
+
+    holes: int
+    pending: int
+    late: int
 
 
 class Band:
@@ -46,7 +58,7 @@ class Band:
         floats: bool,
         steps: ForwardSteps,
         stage: StageLedger,
-        stage_wait: Callable[[list[int]], list[Effect]],
+        stage_wait: WaitForUses,
         checks: Checks,
     ) -> None:
         self.index = index
@@ -57,7 +69,7 @@ class Band:
         self.consumer = Consumer.FORWARD if geometry.kind == "state" else Consumer.ZERO
         self._steps = steps
         self._stage = stage
-        self.stage_wait = stage_wait  # ends uses, of all bands, by waiting for them
+        self._stage_wait = stage_wait  # ends uses, of all bands, by waiting for them
         self._checks = checks
         self.pending = PendingBatches()
         self.ledger = BandLedger(units.capacity, steps)
@@ -78,26 +90,14 @@ class Band:
         ends = (units.anchor + units.direction * units.begin, units.anchor + units.direction * (units.frontier - 1))
         return min(ends) * self.unit_bytes, (max(ends) + 1) * self.unit_bytes
 
-    def in_place(self) -> int:
-        """Units that a take has before it grows: holes, and pending ones that only a forward may still touch."""
-        return self.units.holes.count + self._pending_clear()
-
-    def in_place_late(self) -> int:
-        """Units that it has besides, after growth: vacated ones, and those that uses may still touch."""
-        return self.ledger.vacated.units + self.units.fenced + self.pending.units - self._pending_clear()
-
-    def freed_on_network(self) -> Int32s:
-        """Positions, ascending, that are free but for our transfer engine, which may still read them.
-
-        They are among `in_place_late`, and no take in place may have them.
-        """
-        columns = [use.column(self.index) for use in self._stage if use.hazard is Hazard.NETWORK]
-        freed = [c[np.isin(self.units.state[c], (PENDING, VACATED, FENCED))] for c in columns if c is not None]
-        return np.unique(np.concatenate(freed)) if freed else np.empty(0, dtype=np.int32)
-
-    def is_empty(self) -> bool:
-        """Whether neighbours see through the band."""
-        return self.units.begin == self.units.frontier
+    def room(self) -> Room:
+        """What a take can have without growing, by what it waits for."""
+        units, pending = self.units, self.pending.units
+        clear = pending
+        if pending and not self.ledger.is_clear():
+            touched = self.ledger.touched(self.pending.positions())
+            clear = pending if touched is None else int(np.count_nonzero(~touched))
+        return Room(units.holes.count, clear, pending - clear + self.ledger.vacated.units + units.fenced)
 
     # --- take and free -------------------------------------------------------------------------------------------
 
@@ -128,9 +128,9 @@ class Band:
 
     def free(self, ids: Int32s) -> list[Effect]:
         """Unbinds checked ids at once; their units pend behind the newest forward in flight, if there is one."""
-        stays = self.ledger.fixed(self.units.positions(ids)) if self.ledger.uses else None
+        stays = self.ledger.on_transfer(self.units.positions(ids)) if self.ledger.uses else None
         if stays is not None and stays.any():
-            self._broken("band.free_of_fixed_unit", f"ids {some(ids[stays])} are published: a peer may touch them")
+            self._broken("band.free_of_fixed_unit", f"ids {some(ids[stays])} are on a transfer that is not released")
         positions = self.units.unbind(ids)
         behind = self._steps.newest_in_flight
         if behind:
@@ -200,24 +200,23 @@ class Band:
         """Forward `seq` writes the units of these bound ids; the uses that it must wait for first."""
         self.check_bound(ids, f"forward {seq} writes")
         positions = self.units.positions(ids)
-        fixed = self.ledger.fixed(positions)
-        if fixed is not None and fixed.any():
-            self._broken(
-                "band.write_of_fixed_unit", f"forward {seq} writes ids {some(ids[fixed])}, which are published"
-            )
         self.ledger.record_writes(seq, positions)
         touched = self.ledger.touched(positions)
         if touched is None or not touched.any():
             return []
-        return self._stage.uses_of(self.index, positions[touched], (*COPIES, Hazard.NETWORK))
+        return self._stage.uses_of(self.index, positions[touched], to_write(Consumer.FORWARD))
 
     def record_unknown(self, seq: int) -> list[int]:
-        """Forward `seq` may write any live unit (speculation); the uses that it must wait for first."""
+        """Forward `seq` may write any live unit (speculation); the uses that it must wait for first.
+
+        Published units are the daemon's promise: no row of such a forward has one as its last page.
+        """
         self.ledger.record_unknown(seq)
         if self.ledger.is_clear():
             return []
         live = self.units.find(LIVE, self.units.begin, self.units.frontier)
-        return self._stage.uses_of(self.index, live, (*COPIES, Hazard.NETWORK))
+        hazards = tuple(hazard for hazard in to_write(Consumer.FORWARD) if hazard is not Hazard.FIXED)
+        return self._stage.uses_of(self.index, live, hazards)
 
     # --- uses ----------------------------------------------------------------------------------------------------
 
@@ -236,32 +235,49 @@ class Band:
 
     # --- the span ------------------------------------------------------------------------------------------------
 
-    def give_up(self, low: int, high: int) -> None:
+    def relocate(self, begin: int, frontier: int, k: int, effects: list[Effect]) -> int:
+        """The span becomes [begin, frontier), with k holes to spare; the number of units moved.
+
+        Live units outside move into holes inside; `effects` gains the waits and moves. While this runs, and only then,
+        live units lie outside the span. The bytes of the new span are this band's, or nobody's.
+        """
+        units = self.units
+        old = [(units.begin, min(begin, units.frontier)), (max(frontier, units.begin), units.frontier)]
+        outside = [(low, high) for low, high in old if low < high]
+        for low, high in outside:
+            self._give_up(low, high)
+        found = [units.find(LIVE, low, high) for low, high in outside]
+        sources = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
+        self._take_in(begin, frontier, effects)
+        while units.holes.count < sources.size + k:
+            self._settle_late(sources.size + k - units.holes.count, Consumer.SCHEDULE_COPY, effects)
+        if sources.size:
+            touching = self._stage.uses_of(self.index, sources, to_move_from())
+            effects += self._stage_wait(touching, Consumer.SCHEDULE_COPY)
+            effects += self._move(sources, units.holes.peek_lowest(sources.size))
+            self.become_free(sources)
+            for low, high in outside:
+                self._give_up(low, high)
+        return int(sources.size)
+
+    def _give_up(self, low: int, high: int) -> None:
         """Free positions of [low, high), at an end of the span, leave it; live ones follow once they have moved."""
         if self.units.fenced:
             self._fence(self.units.find(FENCED, low, high))
         self.units.drop(low, high)
 
-    def take_in(self, begin: int, frontier: int) -> list[Effect]:
-        """The span is [begin, frontier): positions it did not have are holes; waits for uses that touch their bytes."""
+    def _take_in(self, begin: int, frontier: int, effects: list[Effect]) -> None:
+        """The span is [begin, frontier): positions it did not have are holes, behind uses that touch their bytes."""
         units = self.units
         fresh = [
             np.arange(low, high, dtype=np.int32)
             for low, high in ((begin, min(units.begin, frontier)), (max(units.frontier, begin), frontier))
             if low < high
         ]
-        effects = self.clear_bytes(fresh)
+        effects += self._clear_bytes(fresh, Consumer.SCHEDULE_COPY)
         for positions in fresh:
             units.become(HOLE, positions)
         units.begin, units.frontier = (begin, frontier) if begin < frontier else (0, 0)
-        return effects
-
-    def holes_for(self, k: int) -> list[Effect]:
-        """Waits for host copies until the span has k holes."""
-        effects: list[Effect] = []
-        while self.units.holes.count < k:
-            self._settle_late(k - self.units.holes.count, effects)
-        return effects
 
     def bytes_of(self, low: int, high: int) -> tuple[int, int]:
         """Bytes of positions [low, high)."""
@@ -285,7 +301,7 @@ class Band:
         chosen: list[Int32s] = []
         left = k - self._take_holes(k, chosen)
         if left and self.pending.units:
-            left -= self._take_pending(min(left, self._pending_clear()), chosen, effects)
+            left -= self._take_pending(min(left, self.room().pending), chosen, effects)
         if left and growth.below + growth.above:
             # Waits of the bands before this one may have made holes of units that the plan did not count.
             above = min(growth.above, left)
@@ -293,7 +309,7 @@ class Band:
             chosen += self._grow(growth, effects)
             left -= growth.below + growth.above
         while left:
-            self._settle_late(left, effects)
+            self._settle_late(left, self.consumer, effects)
             left -= self._take_holes(left, chosen)
         return chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
 
@@ -302,13 +318,6 @@ class Band:
         if inside:
             chosen.append(self.units.holes.take_lowest(inside))
         return inside
-
-    def _pending_clear(self) -> int:
-        """Pending units that no use touches: their forward is all that a taker waits for."""
-        if not self.pending.units or self.ledger.is_clear():
-            return self.pending.units
-        touched = self.ledger.touched(self.pending.positions())
-        return self.pending.units if touched is None else int(np.count_nonzero(~touched))
 
     def _take_pending(self, k: int, chosen: list[Int32s], effects: list[Effect]) -> int:
         """k pending units that no use touches; whole batches settle where the consumer must wait for their forward."""
@@ -341,10 +350,10 @@ class Band:
         assert 0 <= low <= high <= units.capacity, "growth stays inside the band's own bytes"
         grown = [np.arange(a, b, dtype=np.int32) for a, b in ((low, units.begin), (units.frontier, high)) if a < b]
         units.begin, units.frontier = low, high
-        effects += self.clear_bytes(grown)
+        effects += self._clear_bytes(grown, self.consumer)
         return grown
 
-    def _settle_late(self, k: int, effects: list[Effect]) -> None:
+    def _settle_late(self, k: int, consumer: Consumer, effects: list[Effect]) -> None:
         """More holes: from units that pend or are vacated, else behind the first host copy that touches a free unit."""
         for batches in (self.pending, self.ledger.vacated):
             if batches.units:
@@ -353,7 +362,7 @@ class Band:
         for use in list(self._stage):
             column = use.column(self.index) if use.hazard in COPIES else None
             if column is not None and (self.units.state[column] == FENCED).any():
-                effects += self.stage_wait([use.number])
+                effects += self._stage_wait([use.number], consumer)
                 return
         self._broken("chain.realizable", f"{k} units short in place")
 
@@ -362,7 +371,7 @@ class Band:
         if self.pending.units:
             self._broken("band.geometry_ready", "it moves while units pend")
         left = np.sort(sources)
-        effects = self.move(sources, targets)
+        effects = self._move(sources, targets)
         behind = self._steps.newest_in_flight
         if behind > self._steps.retired_through:
             self.units.become(VACATED, left)
@@ -371,7 +380,7 @@ class Band:
             self.become_free(left)
         return effects
 
-    def move(self, sources: Int32s, targets: Int32s) -> list[Effect]:
+    def _move(self, sources: Int32s, targets: Int32s) -> list[Effect]:
         """Copies live units into holes, pair by pair; the caller gives the sources a state."""
         self.units.holes.remove(np.sort(targets))
         source_units = pack_i32(self.units.units(sources))
@@ -380,7 +389,7 @@ class Band:
         column = pack_i32(self.units.units(targets))
         return [Copy(self.index, source_units, column), Bind(self.index, pack_i32(ids), column)]
 
-    def clear_bytes(self, grown: list[Int32s]) -> list[Effect]:
+    def _clear_bytes(self, grown: list[Int32s], consumer: Consumer) -> list[Effect]:
         """Waits for uses that may still touch bytes that the span takes in."""
         if not self._stage.strays:
             return []
@@ -388,7 +397,7 @@ class Band:
         for positions in grown:
             low, high = self.bytes_of(int(positions[0]), int(positions[-1]) + 1)
             numbers.update(self._stage.uses_of_bytes(low, high))
-        return self.stage_wait(sorted(numbers))
+        return self._stage_wait(sorted(numbers), consumer)
 
     def _retreat(self) -> None:
         """Gives the holes at the boundaries back to beyond."""
@@ -397,8 +406,8 @@ class Band:
         begin = units.begin
         if self.floats and frontier > begin:
             begin = plan_advance(units.state, begin, frontier)
-        self.give_up(units.begin, begin)
-        self.give_up(frontier, units.frontier)
+        self._give_up(units.begin, begin)
+        self._give_up(frontier, units.frontier)
         units.begin, units.frontier = (begin, frontier) if begin < frontier else (0, 0)
 
     def _fence(self, positions: Int32s) -> None:
@@ -414,7 +423,7 @@ class Band:
                     self._stage.fence(low, high, use.number)
 
     def _check_range(self, ids: Int32s, name: str) -> None:
-        if ids[0] < 1 or ids[-1] >= self.units.unit_of.size:
+        if ids.min() < 1 or ids.max() >= self.units.unit_of.size:
             self._broken(name, f"ids {some(ids)} lie outside 1..{self.units.unit_of.size - 1}")
 
     def _broken(self, name: str, detail: str) -> None:

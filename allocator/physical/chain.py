@@ -22,7 +22,7 @@ from allocator.columns import I32, Int32s, i32, pack_i32
 from allocator.digest import START, advance
 from allocator.effects import Copy, Effect, HostWait, WaitCopy, WaitForward, canonical_bytes
 from allocator.geometry import Geometry, StageGeometry
-from allocator.ops import CopyState, Flush, Free, Op, Rebind, Take
+from allocator.ops import CopyState, Fix, Flush, Free, Op, Rebind, Take
 from allocator.parts import op_columns
 from allocator.physical import uses
 from allocator.physical.band import Band, Growth
@@ -130,9 +130,9 @@ class PhysicalChain:
             if band is None:
                 continue
             if ids is None:
-                effects += self._wait_for_uses(band.record_unknown(seq))
+                effects += self._wait_for_uses(band.record_unknown(seq), Consumer.FORWARD)
             elif ids.size:
-                effects += self._wait_for_uses(band.record_writes(seq, ids))
+                effects += self._wait_for_uses(band.record_writes(seq, ids), Consumer.FORWARD)
         self._late += effects
         return effects
 
@@ -236,6 +236,9 @@ class PhysicalChain:
             return stored.rebind(i32(op.sources), i32(op.targets))
         if isinstance(op, CopyState):
             return self._copy_state(op)
+        if isinstance(op, Fix):
+            uses.fix(op, self._stored, self._ledger)
+            return []
         return uses.begin_use(op, self._columns(op), self._ledger, self._steps, self._wait_for_uses)
 
     def _columns(self, op: uses.HasParts) -> list[tuple[Band, Int32s]]:
@@ -280,19 +283,21 @@ class PhysicalChain:
         if newest and band.ledger.stream_wait(Consumer.SCHEDULE_COPY, newest):
             effects.append(WaitForward(newest))
         units = band.units
-        effects += uses.clear_reads(band, units.positions(sources), self._ledger, self._wait_for_uses)
-        effects += uses.clear_writes(band, units.positions(targets), self._ledger, self._wait_for_uses)
+        copier = Consumer.SCHEDULE_COPY
+        effects += uses.clear_reads(band, units.positions(sources), copier, self._ledger, self._wait_for_uses)
+        effects += uses.clear_writes(band, units.positions(targets), copier, self._ledger, self._wait_for_uses)
         return [*effects, Copy(op.band, pack_i32(units.unit_of[sources]), pack_i32(units.unit_of[targets]))]
 
-    def _wait_for_uses(self, numbers: Sequence[int]) -> list[Effect]:
-        """Waits for uses, which are over then on this rank; what each takes is the CLEARANCE table's."""
+    def _wait_for_uses(self, numbers: Sequence[int], consumer: Consumer) -> list[Effect]:
+        """Ends uses on this rank by what a consumer of their units must do about them, by the CLEARANCE table."""
         effects: list[Effect] = []
         for number in numbers:
-            use = self._ledger.wait(number)
-            assert use.hazard is not None, "nobody waits for a hold"
-            clear = CLEARANCE[Consumer.SCHEDULE_COPY][use.hazard]
+            hazard = self._ledger.hazard(number)
+            clear = CLEARANCE[consumer][hazard]
             if clear is Clear.EXCLUDED:
-                self.checks.broken("band.write_of_fixed_unit", f"use {number} has published the units that are wanted")
+                detail = f"use {number} has fixed units that {consumer.value} is about to touch"
+                self.checks.broken("band.write_of_fixed_unit", detail)
+            use = self._ledger.wait(number)
             effects.append(WaitCopy(number) if clear is Clear.STREAM_WAIT else HostWait(number))
             for band in self._stored:
                 band.use_over(use)

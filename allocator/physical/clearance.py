@@ -54,3 +54,20 @@ CLEARANCE: dict[Consumer, dict[Hazard, Clear]] = {
     Consumer.HOST_LOAD: {Hazard.FORWARD: Clear.NONE, **_COPIES_AND_MORE},
     Consumer.NETWORK_RECEIVE: {Hazard.FORWARD: Clear.AFTER_RETIRE, **_COPIES_AND_MORE},
 }
+
+
+USES = (Hazard.COPY_READ, Hazard.COPY_WRITE, Hazard.NETWORK, Hazard.FIXED)
+"""Hazards of uses: all but those of forwards."""
+
+TO_READ = (Hazard.COPY_WRITE,)
+"""What to look for on a unit that a host copy, a state copy or a transfer is about to read: who writes it."""
+
+
+def to_write(consumer: Consumer) -> tuple[Hazard, ...]:
+    """What to look for on a unit that a consumer is about to write."""
+    return tuple(hazard for hazard in USES if CLEARANCE[consumer][hazard] is not Clear.NONE)
+
+
+def to_move_from() -> tuple[Hazard, ...]:
+    """What to look for on the source of a move: it is only read, and a host copy may read it besides."""
+    return tuple(hazard for hazard in to_write(Consumer.SCHEDULE_COPY) if hazard is not Hazard.COPY_READ)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from allocator.checks import Checks
 from allocator.columns import Int32s
-from allocator.physical.clearance import CLEARANCE, Clear, Consumer, Hazard
+from allocator.physical.clearance import CLEARANCE, Clear, Consumer, Hazard, to_move_from
 from allocator.physical.forward_steps import ForwardSteps, PendingBatches
 
 HELD = 4  # the row of a receive that is not published; no hazard, but a reason to stay
@@ -116,21 +116,24 @@ class BandLedger:
         """For each position, whether a host copy or transfer may touch it; None: none does anywhere."""
         if self._counts is None or not self.uses:
             return None
-        rows: NDArray[np.bool_] = self._counts[:3, positions] > 0
-        out: NDArray[np.bool_] = rows[0] | rows[1] | rows[2]
+        rows: NDArray[np.bool_] = self._counts[:HELD, positions] > 0
+        out: NDArray[np.bool_] = rows[0] | rows[1] | rows[2] | rows[3]
         return out
 
-    def fixed(self, positions: Int32s) -> NDArray[np.bool_] | None:
-        """For each position, whether a peer knows its address; None: none anywhere."""
-        return None if self._counts is None or not self.uses else self._counts[ROWS[Hazard.FIXED], positions] > 0
+    def on_transfer(self, positions: Int32s) -> NDArray[np.bool_] | None:
+        """For each position, whether our engine reads it or a peer knows its address; None: none anywhere."""
+        if self._counts is None or not self.uses:
+            return None
+        network, fixed = self._counts[ROWS[Hazard.NETWORK], positions], self._counts[ROWS[Hazard.FIXED], positions]
+        out: NDArray[np.bool_] = (network > 0) | (fixed > 0)
+        return out
 
     def may_move_unwaited(self, positions: Int32s) -> NDArray[np.bool_]:
         """For each source, whether a move needs no wait: what an opportunistic flush may touch."""
         movable = ~self.written(positions)
         if self._counts is not None and self.uses:
-            for hazard in (Hazard.COPY_WRITE, Hazard.NETWORK, Hazard.FIXED):
-                if CLEARANCE[Consumer.SCHEDULE_COPY][hazard] is not Clear.NONE:
-                    movable &= self._counts[ROWS[hazard], positions] == 0
+            for hazard in to_move_from():
+                movable &= self._counts[ROWS[hazard], positions] == 0
         return movable
 
     def is_clear(self) -> bool:
@@ -139,7 +142,7 @@ class BandLedger:
 
 
 class StageLedger:
-    """Open uses of one stage by number, ascending, and the bytes they touch outside every span."""
+    """Open uses of one stage in the order in which they began, and the bytes they touch outside every span."""
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
@@ -159,7 +162,7 @@ class StageLedger:
         return len(self._open) + len(self._waited)
 
     def begin(self, use: Use) -> None:
-        """A use begins; numbers rise, so the order of records is the order of their numbers for host copies."""
+        """A use begins, or a hold was published; records keep the order of these ops."""
         if use.number in self._open or use.number in self._waited:
             self._checks.broken("use.once", f"use {use.number} is on record already")
         self._open[use.number] = use
@@ -177,6 +180,23 @@ class StageLedger:
         """The schedule stream, or the host, waits for a use: for this rank it is over."""
         self._waited.add(number)
         return self._forget(number)
+
+    def fix(self, number: int) -> Use | None:
+        """An open send counts as published from now on: the use before; None where nothing of it is on record here."""
+        if number in self._waited:
+            return None
+        use = self._open.get(number)
+        if use is None or use.hazard is not Hazard.NETWORK:
+            self._checks.broken("use.once", f"use {number} is fixed, but is no open send")
+        assert use is not None
+        self._open[number] = Use(number, Hazard.FIXED, use.parts)
+        return use
+
+    def hazard(self, number: int) -> Hazard:
+        """What an open use that is no hold is to the next consumer."""
+        hazard = self._open[number].hazard
+        assert hazard is not None, "nobody waits for a hold"
+        return hazard
 
     def holds(self, number: int) -> bool:
         """Whether `number` is a hold that has not been published."""

@@ -34,7 +34,7 @@ from allocator.physical.clearance import Consumer, Hazard
 from allocator.physical.forward_steps import ForwardSteps
 from allocator.physical.layout import BandLayout, Layout, Level, search
 from allocator.physical.ledger import StageLedger
-from allocator.physical.units import LIVE, Units
+from allocator.physical.units import Units
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -61,16 +61,13 @@ def plan_in_place(bands: Sequence[Band], wanted: Sequence[int], start_byte: int,
             growths.append(Growth())
             edge = span[1] if span is not None else edge
             continue
-        soft = band.in_place()
-        late = band.in_place_late()
-        if band.ledger.uses:
-            late -= band.freed_on_network().size
-        short = max(0, k - soft)
         growth = Growth()
-        if short:
+        if k > band.units.holes.count:
+            room = band.room()
+            short = max(0, k - room.holes - room.pending)
             after = next((s[0] for s in (b.byte_span() for b in bands[number + 1 :]) if s is not None), end_byte)
-            growth = _grow(band, short, edge, after)
-            if growth.below + growth.above + late < short:
+            growth = _grow(band, short, edge, after) if short else growth
+            if growth.below + growth.above + room.late < short:
                 return None
         growths.append(growth)
         edge = _end_after(band, span, growth, edge)
@@ -125,16 +122,13 @@ class Relief:
         """Effects after which each band has `wanted` holes; raises InvariantBroken when no layout serves them."""
         # The search first: a take that no layout serves has settled nothing and waited for nobody.
         layout = self._search(wanted, keep_transfers=True)
-        sends: list[int] = []
-        if layout is None and any(use.hazard in (Hazard.NETWORK, None) for use in self._ledger):
+        if layout is None and any(use.parts and use.hazard in (Hazard.NETWORK, None) for use in self._ledger):
             layout = self._search(wanted, keep_transfers=False)
-            sends = [use.number for use in self._ledger if use.hazard is Hazard.NETWORK]
         if layout is None:
             self._refuse(wanted)
             raise AssertionError("a refusal raises")
         effects: list[Effect] = []
         self._wait_forward(max(band.settle_all() for band in self._bands), effects)
-        effects += self._bands[0].stage_wait(sends)
         if layout.cost_bytes:
             self._wait_forward(self._steps.newest_in_flight, effects)
         moved = self._realize(layout, wanted, effects)
@@ -151,8 +145,7 @@ class Relief:
         layouts: list[BandLayout] = []
         for band, k in zip(self._bands, wanted, strict=True):
             units = band.units
-            freed = band.freed_on_network() if keep_transfers and band.ledger.uses else ()
-            need = units.live + k + len(freed)
+            need = units.live + k
             first, end = unit_range(units, 0, units.capacity)
             begin, stop = unit_range(units, units.begin, units.frontier)
             pinned = self.pinned(band, keep_transfers)
@@ -191,7 +184,10 @@ class Relief:
         left = list(range(len(self._bands)))
         while left:
             number = next(n for n in left if self._is_open(n, targets[n], left))
-            moved += self._bring(self._bands[number], targets[number], wanted[number], effects)
+            band = self._bands[number]
+            units = band.relocate(*targets[number], wanted[number], effects)
+            self.counts.moves += units
+            moved += units * band.unit_bytes
             left.remove(number)
         return moved
 
@@ -206,7 +202,6 @@ class Relief:
     def _target_span(self, band: Band, piece: tuple[int, int], need: int) -> tuple[int, int]:
         """The band's new span inside its piece, in positions: what it has there, grown to hold what it needs."""
         units = band.units
-        need += band.freed_on_network().size if units.fenced else 0
         if not need:
             return 0, 0
         low, high = position_range(units, *piece)
@@ -222,30 +217,6 @@ class Relief:
         first_below = begin - low > high - frontier
         below = min(short, begin - low) if first_below else max(0, short - (high - frontier))
         return begin - below, frontier + short - below
-
-    def _bring(self, band: Band, target: tuple[int, int], k: int, effects: list[Effect]) -> int:
-        """One band into its new span, with k holes to spare; the bytes moved."""
-        units = band.units
-        begin, frontier = target
-        outside = [
-            (low, high)
-            for low, high in ((units.begin, min(begin, units.frontier)), (max(frontier, units.begin), units.frontier))
-            if low < high
-        ]
-        found = [units.find(LIVE, low, high) for low, high in outside]
-        sources = np.concatenate(found) if found else _NONE
-        for low, high in outside:
-            band.give_up(low, high)
-        effects += band.take_in(begin, frontier)
-        effects += band.holes_for(sources.size + k)
-        if sources.size:
-            self.counts.moves += sources.size
-            effects += band.stage_wait(self._ledger.uses_of(band.index, sources, (Hazard.COPY_WRITE,)))
-            effects += band.move(sources, band.units.holes.peek_lowest(sources.size))
-            band.become_free(sources)
-            for low, high in outside:
-                band.give_up(low, high)
-        return int(sources.size) * band.unit_bytes
 
     def _wait_forward(self, seq: int, effects: list[Effect]) -> None:
         """Everything that follows on the schedule stream runs behind forward `seq` (0: none)."""

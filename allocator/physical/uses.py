@@ -6,20 +6,18 @@ Must never remember an address from before: until submission, the units of a loa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from allocator.columns import Int32s, pack_i32
 from allocator.effects import Effect, HostRead, HostWrite, PublishUnits, SendUnits
-from allocator.ops import Backup, Hold, Load, Part, Publish, Send, UseOp
-from allocator.physical.band import Band
-from allocator.physical.clearance import CLEARANCE, Clear, Consumer, Hazard
+from allocator.ops import Backup, Fix, Hold, Load, Part, Publish, Send, UseOp
+from allocator.physical.band import Band, WaitForUses
+from allocator.physical.clearance import CLEARANCE, TO_READ, Clear, Consumer, Hazard, to_write
 from allocator.physical.forward_steps import ForwardSteps
-from allocator.physical.ledger import COPIES, StageLedger, Use
-
-WaitForUses = Callable[[Sequence[int]], list[Effect]]
+from allocator.physical.ledger import StageLedger, Use
 
 HAZARDS: dict[type[UseOp], Hazard | None] = {
     Backup: Hazard.COPY_READ,
@@ -50,17 +48,20 @@ def begin_use(
     for band, ids in columns:
         band.check_bound(ids, f"use {op.use} names")
     effects: list[Effect] = []
-    if isinstance(op, Publish) and ledger.holds(op.use):
+    receives = isinstance(op, Publish) and ledger.holds(op.use)
+    if receives:
         held = ledger.end(op.use)
         assert held is not None
         for band, _ in columns:
             band.use_over(held)
     for band, ids in columns:
         positions = band.units.positions(ids)
-        if isinstance(op, Load | Publish):
-            effects += clear_writes(band, positions, ledger, wait)
+        if isinstance(op, Load):
+            effects += clear_writes(band, positions, Consumer.HOST_LOAD, ledger, wait)
+        elif receives:
+            effects += clear_writes(band, positions, Consumer.NETWORK_RECEIVE, ledger, wait)
         elif not isinstance(op, Hold):
-            effects += clear_reads(band, positions, ledger, wait)
+            effects += clear_reads(band, positions, Consumer.SCHEDULE_COPY, ledger, wait)
     effects += _submit(op, columns, steps)
     hazard = HAZARDS[type(op)]
     parts: list[tuple[int, Int32s]] = []
@@ -94,15 +95,31 @@ def _submit(op: UseOp, columns: Sequence[tuple[Band, Int32s]], steps: ForwardSte
     return out
 
 
-def clear_reads(band: Band, positions: Int32s, ledger: StageLedger, wait: WaitForUses) -> list[Effect]:
+def clear_reads(
+    band: Band, positions: Int32s, consumer: Consumer, ledger: StageLedger, wait: WaitForUses
+) -> list[Effect]:
     """Waits before something reads these units: a load may still write them."""
     if band.ledger.touched(positions) is None:
         return []
-    return wait(ledger.uses_of(band.index, positions, (Hazard.COPY_WRITE,)))
+    return wait(ledger.uses_of(band.index, positions, TO_READ), consumer)
 
 
-def clear_writes(band: Band, positions: Int32s, ledger: StageLedger, wait: WaitForUses) -> list[Effect]:
-    """Waits before something writes these units: a copy or our engine may still touch them."""
+def clear_writes(
+    band: Band, positions: Int32s, consumer: Consumer, ledger: StageLedger, wait: WaitForUses
+) -> list[Effect]:
+    """Waits before a consumer writes these units: a copy or our engine may still touch them."""
     if band.ledger.touched(positions) is None:
         return []
-    return wait(ledger.uses_of(band.index, positions, (*COPIES, Hazard.NETWORK)))
+    return wait(ledger.uses_of(band.index, positions, to_write(consumer)), consumer)
+
+
+def fix(op: Fix, bands: Sequence[Band], ledger: StageLedger) -> None:
+    """An open send's units are fixed where they are; nothing where this rank has waited for the send."""
+    before = ledger.fix(op.use)
+    if before is None:
+        return
+    for band in bands:
+        column = before.column(band.index)
+        if column is not None:
+            band.ledger.remove(before.hazard, column)
+            band.ledger.add(Hazard.FIXED, column)
