@@ -36,30 +36,35 @@ def warm_up(
     tokens_max: int,
 ) -> None:
     """Run both batches, of at most `tokens_max` tokens together, and the move, in a small arena like `stage`'s."""
-    band = stage.bands[-1]
     count = max(min(PROMPT_TOKENS, tokens_max - 1), 1)
     pages = count // page_size + 1  # the decode step's position is `count`
-    first_unit = -(-stage.chain_start_bytes // band.unit_bytes)
-    small = msgspec.structs.replace(stage, arena_bytes=(first_unit + pages + 1) * band.unit_bytes)
+    first_units = [-(-stage.chain_start_bytes // band.unit_bytes) if band.unit_bytes else 0 for band in stage.bands]
+    owner, first_unit = stage.bands[-1], first_units[-1]
+    ends = [(first + 2) * band.unit_bytes for first, band in zip(first_units, stage.bands, strict=True)]
+    arena_bytes = max(*ends, (first_unit + pages + 1) * owner.unit_bytes)
+    small = msgspec.structs.replace(stage, arena_bytes=arena_bytes)
     device = open_arena(small)
     units = np.zeros(pages + 1, dtype=np.int32)
-    units[1:] = np.arange(first_unit, first_unit + pages)
+    units[1:] = np.arange(first_unit, first_unit + pages) if owner.unit_bytes else 1  # without it nothing is read there
     rows = RowTable(1, pages)
     for seq, forward in enumerate((_prefill(count, pages), _decode(count)), 1):
         launch(build_batch(seq, forward, rows, units, page_size)).outcome()
-    _move(device, small, first_unit)
+    _move(device, small, first_units)
 
 
-def _move(device: Device, stage: StageGeometry, first_unit: int) -> None:
-    """Zero a unit of the last band, copy it to the one above, and update the id table by columns of every size."""
-    band = len(stage.bands) - 1
+def _move(device: Device, stage: StageGeometry, first_units: list[int]) -> None:
+    """Zero a unit of every stored band, copy it to the one above, and update id tables by columns of every size."""
     resting = [resting_unit(stage, index) for index in range(len(stage.bands))]
-    executor = Executor(Geometry(1, COLUMN_MOST, 1, [stage]), 0, device, resting)
-    source, target = pack_i32([first_unit]), pack_i32([first_unit + 1])
-    effects: list[Effect] = [Zero(band, source), Copy(band, source, target)]
-    for bits in range(COLUMN_MOST.bit_length()):
-        ids = np.arange(1, (1 << bits) + 1)
-        effects.append(Bind(band, pack_i32(ids), pack_i32(np.full(ids.size, resting[band]))))
+    executor = Executor(Geometry(1, COLUMN_MOST, COLUMN_MOST, [stage]), 0, device, resting)
+    effects: list[Effect] = []
+    for band, first_unit in enumerate(first_units):
+        if not stage.bands[band].unit_bytes:
+            continue
+        source, target = pack_i32([first_unit]), pack_i32([first_unit + 1])
+        effects += [Zero(band, source), Copy(band, source, target)]
+        for bits in range(COLUMN_MOST.bit_length()):
+            ids = np.arange(1, (1 << bits) + 1)
+            effects.append(Bind(band, pack_i32(ids), pack_i32(np.full(ids.size, resting[band]))))
     executor.execute(effects)
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from allocator.geometry import BandGeometry, StageGeometry
 from daemon.rank import backend, paged_attention, sampler
 from daemon.rank.runner import open_runner
+from daemon.rank.warm_up import warm_up
 from kernels import host_attention
 from tests.rank.models import tiny_model
 from tools.rank_driver import Driver, settings
@@ -82,3 +84,26 @@ def test_a_warm_rank_starts_like_a_cold_one(tmp_path: Path, monkeypatch: pytest.
     assert warm.rows[0].tokens == cold.rows[0].tokens
     assert [report.bands for report in warm.reports] == [report.bands for report in cold.reports]
     assert not warm.runner.device.arena.data[: warm.prepared.geometry.chain_start_bytes].any()  # type: ignore[attr-defined]
+
+
+def test_every_band_that_a_stage_stores_is_moved_once() -> None:
+    """A stage that lacks the owner, with a state and a window band: both are zeroed and copied, none else is named."""
+    seen: list[tuple[str, int]] = []
+
+    class Watched(backend.HostDevice):
+        def copy(self, band: int, sources: Any, targets: Any) -> None:
+            seen.append(("copy", band))
+            super().copy(band, sources, targets)
+
+        def zero(self, band: int, units: Any) -> None:
+            seen.append(("zero", band))
+            super().zero(band, units)
+
+    class Done:
+        def outcome(self) -> None:
+            """Nothing was computed."""
+
+    bands = [BandGeometry("state", "state", 512), BandGeometry("window:64", "window", 256, 64)]
+    stage = StageGeometry(8192, 1024, [*bands, BandGeometry("full", "full", 0)])
+    warm_up(Watched, lambda batch: Done(), stage, 16, 64)  # type: ignore[arg-type,return-value]
+    assert seen == [("zero", 0), ("copy", 0), ("zero", 1), ("copy", 1)]
