@@ -210,7 +210,8 @@ class PhysicalChain:
                 self.checks.broken("chain.idle", detail)
             written = band.ledger.written_positions()
             if written.size or not band.ledger.is_clear():
-                detail = f"writes at {some(written)}, {band.ledger.uses} uses on record at idle"
+                writes = some(written) if written.size else "none"
+                detail = f"writes at positions {writes}, {band.ledger.uses} uses on record at idle"
                 self.checks.broken("chain.idle", f"band {band.geometry.name}: {detail}")
         if not self._ledger.is_clear():
             self.checks.broken("chain.idle", f"uses {[use.number for use in self._ledger]} on record at idle")

@@ -3,10 +3,10 @@
 Owns the joint plan in place (`plan_in_place`) and the rearrangement when none exists (`Relief.make_room`). Must never
 move a fixed unit, copy over bytes that another band still holds, or choose by anything but layout and logical progress.
 
-A rearrangement: settle what pends; search the cheapest layout (`layout`) with every unit that a transfer touches or
-awaits where it is; if there is none, wait on the host for our own engine's transfers and search with all but published
-units free to go; then bring band after band into its new piece of the arena, in an order in which nobody's bytes are
-needed before their holder has left. Every unit outside its band's piece moves once, into a hole inside it, so no
+A rearrangement: search the cheapest layout (`layout`) with every unit that a transfer touches or awaits where it is; if
+there is none, search with all but fixed units free to go; settle what pends; then bring band after band into its new
+piece of the arena, in an order in which nobody's bytes are needed before their holder has left, waiting on the host for
+our own engine only where a unit that it reads moves. Every unit outside its band's piece moves once, into a hole inside it, so no
 scratch memory is needed. The order exists: if a band's new piece reaches into the bytes of a band to its right, that
 one's new piece, further right, cannot reach into the first one's.
 
