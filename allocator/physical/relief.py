@@ -6,9 +6,9 @@ move a fixed unit, copy over bytes that another band still holds, or choose by a
 A rearrangement: search the cheapest layout (`layout`) with every unit that a transfer touches or awaits where it is; if
 there is none, search with all but fixed units free to go; settle what pends; then bring band after band into its new
 piece of the arena, in an order in which nobody's bytes are needed before their holder has left, waiting on the host for
-our own engine only where a unit that it reads moves. Every unit outside its band's piece moves once, into a hole inside it, so no
-scratch memory is needed. The order exists: if a band's new piece reaches into the bytes of a band to its right, that
-one's new piece, further right, cannot reach into the first one's.
+our own engine only where a unit that it reads moves. Every unit outside its band's piece moves once, into a hole inside
+it, so no scratch memory is needed. The order exists: if a band's new piece reaches into the bytes of a band to its
+right, that one's new piece, further right, cannot reach into the first one's.
 
 | level | what moves | |
 | - | - | - |
