@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from allocator.ops import Backup, CopyState, Flush, Load, Op, Rebind, UseOp
+from allocator.ops import Backup, CopyState, Fix, Flush, Load, Op, Rebind, UseOp
 from ipc import messages as m
 from ipc.errors import DecodeError
 from ipc.handshake import Limits
@@ -214,6 +214,9 @@ def _op(op: Op) -> None:
         _range("ops.band", op.band, 0, INT32_MAX)
         pairs = _column("ops.sources", op.sources, 4)
         _column("ops.targets", op.targets, 4, pairs)
+        return
+    if isinstance(op, Fix):
+        _range("ops.use", op.use, 1, INT64_MAX)
         return
     rows: list[int] = []
     for part in op.parts:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from allocator.columns import pack_i32, pack_i64
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
-from allocator.ops import Backup, CopyState, Flush, Free, Hold, Load, Op, Part, Publish, Rebind, Send, Take
+from allocator.ops import Backup, CopyState, Fix, Flush, Free, Hold, Load, Op, Part, Publish, Rebind, Send, Take
 from ipc import codec
 from ipc import messages as m
 from ipc.checks import CHECKS
@@ -50,6 +50,7 @@ USES: list[Op] = [
     Hold(3, PAGES),
     Send(4, PAGES),
     Publish(3, PAGES),
+    Fix(4),
 ]
 REPORT = m.Report(1, 2, 0, 0, pack_i32([0]), pack_i32([1]), pack_i64([5]), DIGEST, DIGEST, b"", [], 9, bytes(16))
 
@@ -174,6 +175,7 @@ BAD: list[tuple[Callable[[bytes], Any], Any, str, str]] = [
     (codec.to_rank, replace(STEP, ops=[CopyState(0, b"abc", b"")]), "column", "ops.sources"),
     (codec.to_rank, replace(STEP, ops=[Hold(0, PAGES)]), "out_of_range", "ops.use"),
     (codec.to_rank, replace(STEP, ops=[Publish(2**63, PAGES)]), "out_of_range", "ops.use"),
+    (codec.to_rank, replace(STEP, ops=[Fix(0)]), "out_of_range", "ops.use"),
     (codec.to_rank, replace(STEP, ops=[Send(1, [Part(0, b"abc")])]), "column", "ops.ids"),
     (codec.to_rank, replace(STEP, ops=[Backup(1, PAGES, [])]), "column", "ops.slots"),
     (codec.to_rank, replace(STEP, ops=[Load(1, PAGES, [pack_i64([7])])]), "column", "ops.slots"),
