@@ -38,7 +38,7 @@ class CapacityRefusal:
     """Why a demand does not fit.
 
     `units_short` units of `band` must be freed first if nothing else is; `never`: not even an arena that holds only
-    the quarantined units, with the present fixed extents, holds the demand. `stage` is the first stage on which it
+    the quarantined units, wherever they lie, holds the demand. `stage` is the first stage on which it
     fails, `ID_SPACE` when the ids run out, `FROZEN` until extents are reported. `live` and `wanted` are the counts of
     all bands at the question. `transfers`: without quarantined and fixed units the demand would have been granted (with
     `never`: would fit an empty arena), so the end of transfers helps too.
@@ -61,12 +61,12 @@ class CapacityRefusal:
         what = f"{what} ({sum(self.wanted)} wanted beside {sum(self.live)} live)"
         if self.never:
             if self.transfers:
-                return f"{what}: not even an arena freed of all but what transfers fix holds it; those must end first"
+                return f"{what}: not even an arena freed of all but what transfers keep holds it; those must end first"
             return f"{what}: not even an empty arena holds this demand"
         if self.stage == FROZEN:
             return f"{what}: the ranks must report where the published units lie first"
         end = f"{self.units_short} units of {self.band_name} must be freed first"
-        return f"{what}: {end}, or the transfers that fix units must end" if self.transfers else f"{what}: {end}"
+        return f"{what}: {end}, or transfers must end" if self.transfers else f"{what}: {end}"
 
 
 class StageWalk:
@@ -151,7 +151,7 @@ class CapacityForm:
         self.id_limits = tuple(most[band.kind] for band in self.bands)
         self.caps = caps
         self.limits = self.id_limits if caps is None else tuple(map(min, self.id_limits, caps))
-        # The same question with nothing fixed: to say what the end of transfers would change.
+        # The same question with nothing fixed: what can never fit, and what the end of transfers would change.
         self._bare = self if extents is None and caps is None else CapacityForm(geometry)
 
     def fits(self, counts: Sequence[int]) -> bool:
@@ -175,15 +175,10 @@ class CapacityForm:
         stage, band, short = self._blame(total, demand)
         assert short > 0, "a refusal says how much is missing"
         least = [held + wanted for held, wanted in zip(kept, demand, strict=True)]
-        never = not self._unfrozen_fits(least)
+        never = not self._bare.fits(least)
         freed = demand if never else [units - held for units, held in zip(total, kept, strict=True)]
         transfers = (self._bare is not self or any(kept)) and self._bare.fits(freed)
         return CapacityRefusal(never, stage, band, self.bands[band].name, short, demand, tuple(live), transfers)
-
-    def _unfrozen_fits(self, counts: Sequence[int]) -> bool:
-        if any(units > limit for units, limit in zip(counts, self.id_limits, strict=True)):
-            return False
-        return all(walk.overlap_bytes(counts) <= 0 for walk in self.walks)
 
     def _blame(self, total: list[int], demand: Demand) -> tuple[int, int, int]:
         """The stage, the band, and how many of its units must go for `total` to fit there."""

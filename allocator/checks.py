@@ -26,11 +26,12 @@ INVARIANTS: dict[str, Invariant] = {
     "band.free_of_bound_unit": Invariant(True, "every id a free names is bound: no second free, none of a free id"),
     "band.take_of_unbound_id": Invariant(True, "every id a take names is unbound, inside the id space, and named once"),
     "band.free_outside_reservation": Invariant(True, "no free names a unit held for a peer's rows: its use ends first"),
-    "band.free_of_fixed_unit": Invariant(True, "no free that ranks hear of names a published unit: it is quarantined"),
-    "band.write_of_fixed_unit": Invariant(True, "nothing but its peer writes a unit that is held or published"),
+    "band.free_of_fixed_unit": Invariant(True, "no free that ranks hear of names a published or sent unit"),
+    "band.write_of_fixed_unit": Invariant(True, "nothing but its peer writes a unit that is held or fixed"),
     "band.rebind_of_bound_unit": Invariant(True, "a rebind names units that exist and live pages that hold none"),
-    "use.once": Invariant(True, "a use begins once, under a number above all earlier ones, and ends once"),
+    "use.once": Invariant(True, "a use begins once, under a number above all earlier ones, is fixed once, ends once"),
     "use.names_live_units": Invariant(True, "a use and a copy name units that are live and have an owner"),
+    "use.reads_received_unit": Invariant(True, "nobody reads a unit that a peer may be writing"),
     "use.released_in_step": Invariant(True, "a step lists as released exactly the uses whose end it was decided with"),
     "band.geometry_ready": Invariant(True, "a flush that moves units sees a band without pending units"),
     "chain.window_segment_bound": Invariant(True, "a window part names pages that the owner holds"),
@@ -40,7 +41,7 @@ INVARIANTS: dict[str, Invariant] = {
         True, "what is live fits every stage with the fixed extents that its ranks reported"
     ),
     "chain.byte_conservation": Invariant(
-        True, "live + hole + pending + vacated + beyond = the band's part of the arena"
+        True, "live + hole + pending + vacated + fenced + beyond = the band's part of the arena"
     ),
     "chain.idle": Invariant(True, "at idle nothing is live and nothing pends"),
     "chain.step_order": Invariant(True, "steps, launches and processing come in order, each once"),

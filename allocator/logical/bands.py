@@ -22,7 +22,21 @@ from allocator.digest import START, advance
 from allocator.geometry import Geometry
 from allocator.logical.uses import Columns, UseKind, Uses
 from allocator.logical.virtual_ids import VirtualIds
-from allocator.ops import Backup, CopyState, Flush, Free, Hold, Load, Op, Rebind, Send, Take, UseOp, canonical_bytes
+from allocator.ops import (
+    Backup,
+    CopyState,
+    Fix,
+    Flush,
+    Free,
+    Hold,
+    Load,
+    Op,
+    Rebind,
+    Send,
+    Take,
+    UseOp,
+    canonical_bytes,
+)
 from allocator.parts import ascends, op_columns, pair_columns, same, slot_columns
 
 OptionalIds = Int32s | None
@@ -33,14 +47,14 @@ NO_IDS.flags.writeable = False
 
 
 def use_kind(op: UseOp) -> UseKind:
-    """The kind of use that an op begins."""
+    """The kind of use that an op begins: a publication lends, unless it ends a hold."""
     if isinstance(op, Backup):
         return "backup"
     if isinstance(op, Load):
         return "load"
     if isinstance(op, Hold):
         return "hold"
-    return "send" if isinstance(op, Send) else "publish"
+    return "send" if isinstance(op, Send) else "lend"
 
 
 class LogicalBands:
@@ -110,6 +124,9 @@ class LogicalBands:
             self.rebind(op.band, *pairs)
         elif isinstance(op, CopyState):
             self.check_copy(op.band, *pair_columns(op, self._checks))
+        elif isinstance(op, Fix):
+            self.uses.check_fix(op.use)
+            self.uses.fix(op.use)
         else:
             columns = op_columns(op.parts, len(self.kinds), self._checks)
             if isinstance(op, Take):
@@ -118,7 +135,7 @@ class LogicalBands:
                     self._bind(band, ids)
             elif isinstance(op, Free):
                 self.check_free(columns)
-                self._check_unfixed(columns)
+                self._check_unkept(columns)
                 self.release(columns)
             else:
                 if isinstance(op, Backup | Load):
@@ -174,8 +191,12 @@ class LogicalBands:
             self._checks.broken("chain.window_segment_bound", detail)
 
     def check_use(self, op: UseOp, columns: Columns) -> None:
-        """The use is new and names live units; who writes them writes none that a peer knows or waits for."""
-        what = f"{use_kind(op)} {op.use}"
+        """The use is new and names live units.
+
+        Who writes them writes none that a peer knows or waits for; who reads them reads none that a peer writes.
+        """
+        kind = use_kind(op)
+        what = f"{'publication' if kind == 'lend' else kind} {op.use}"
         if not columns:
             self._checks.broken("op.canonical", f"{what} names no unit")
         for band, ids in columns:
@@ -183,13 +204,14 @@ class LogicalBands:
             if np.count_nonzero(dead):
                 detail = f"{what}: {self.names[band]} ids {some(ids[dead])} are not live"
                 self._checks.broken("use.names_live_units", detail)
-        kind = use_kind(op)
-        if kind == "publish":
+        if kind == "lend":
             self.uses.check_publish(op.use, columns)
             return
         self.uses.check_new(op.use)
         if kind in ("hold", "load"):
             self.uses.check_writable(columns, what)
+        else:
+            self.uses.check_readable(columns, what)
 
     def check_rebind(self, band: int, sources: Int32s, targets: Int32s) -> None:
         """Sources (ascending) hold a unit of this window band that nobody writes; targets are live and hold none."""
@@ -212,7 +234,7 @@ class LogicalBands:
         self.uses.rename(band, sources, targets)
 
     def check_copy(self, band: int, sources: Int32s, targets: Int32s) -> None:
-        """All slots are live, targets ascend, none is a source, and none is a peer's to write."""
+        """All slots are live, targets ascend, none is a source, none is a peer's to write, no source is received."""
         if not 0 <= band < len(self.kinds) or self.kinds[band] != "state":
             self._checks.broken("op.canonical", f"a state copy in band {band}, which holds no state")
         if not ascends(targets) or np.isin(targets, sources).any():
@@ -222,6 +244,7 @@ class LogicalBands:
             if np.count_nonzero(dead):
                 self._checks.broken("use.names_live_units", f"a state copy: slots {some(ids[dead])} are not live")
         self.uses.check_writable([(band, targets)], "a state copy")
+        self.uses.check_readable([(band, sources)], "a state copy")
 
     def live_mask(self, band: int, ids: Int32s) -> Bools:
         """For each id, in any order, whether it is live in its band; ids outside the space are not."""
@@ -280,11 +303,11 @@ class LogicalBands:
             detail = f"band {self.names[band]}: ids {some(ids[held])} hold a unit already"
             self._checks.broken("band.take_of_unbound_id", detail)
 
-    def _check_unfixed(self, columns: Columns) -> None:
+    def _check_unkept(self, columns: Columns) -> None:
         for band, ids in columns:
-            fixed = self.uses.published(band, ids)
-            if fixed is not None and np.count_nonzero(fixed):
-                detail = f"{self.names[band]} ids {some(ids[fixed])} are published and must stay until the release"
+            kept = self.uses.kept(band, ids)
+            if kept is not None and np.count_nonzero(kept):
+                detail = f"{self.names[band]} ids {some(ids[kept])} are published or sent: they stay until the release"
                 self._checks.broken("band.free_of_fixed_unit", detail)
 
     def _bind(self, band: int, ids: Int32s) -> None:

@@ -5,8 +5,9 @@ fixed extents that ranks report), an event or a forward: units pending behind a 
 because every physical chain can have them by waiting. Every public change is all or nothing.
 
 Invariants: `refusal(d) is None` exactly when `take(d)` succeeds, on every stage and in both id spaces; what it accepts
-each physical chain can realize (`chain.realizable`); a freed unit is visible to the very next question, unless a peer
-may still touch it: then it waits in quarantine, live and counted, until the step that lists its use as released.
+each physical chain can realize (`chain.realizable`); a freed unit is visible to the very next question, unless a
+transfer may still touch it: then it waits in quarantine, live and counted, until the step that lists its use as
+released.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from allocator.logical.bands import LogicalBands, OptionalIds
 from allocator.logical.freeze import Freeze
 from allocator.logical.quarantine import Quarantine
 from allocator.logical.uses import Columns
-from allocator.ops import Backup, CopyState, Free, Hold, Load, Op, Part, Publish, Rebind, Send, Take
+from allocator.ops import Backup, CopyState, Fix, Free, Hold, Load, Op, Part, Publish, Rebind, Send, Take
 from allocator.parts import ascends, make_parts
 
 ANSWERS_MAX = 1024  # remembered answers between two changes
@@ -94,10 +95,10 @@ class LogicalChain:
     def never_fits(self, demand: Demand) -> CapacityRefusal | None:
         """None when an arena that holds only the quarantined units could hold the demand; otherwise why not.
 
-        Reads only; a freeze, which ends by itself, does not count.
+        Reads only; where units are fixed and whether a freeze lasts, which all ends, does not count.
         """
         kept = self._quarantined()
-        return self._freeze.lasting.refusal(kept, demand, kept)
+        return self._freeze.bare.refusal(kept, demand, kept)
 
     def max_extra(self, base: Demand | None = None, per: Demand | None = None) -> int:
         """The largest n for which `base` + n times `per` (default: one owner page) still fits. Reads only.
@@ -114,7 +115,7 @@ class LogicalChain:
 
     def most_ever(self, per: Demand | None = None) -> int:
         """The largest n for which n times `per` (default: one owner page) fits beside what is quarantined."""
-        return self._freeze.lasting.most(self._quarantined(), per or self._page)
+        return self._freeze.bare.most(self._quarantined(), per or self._page)
 
     def live_units(self) -> tuple[int, ...]:
         """Live units per band, in chain order, quarantined ones among them."""
@@ -171,15 +172,15 @@ class LogicalChain:
     def free(self, parts: Sequence[OptionalIds]) -> Free:
         """Frees ids per band (int32 in any order, None or empty where a band has none).
 
-        What a peer may still touch stays in quarantine, and the op does not name it: it may have no parts. An id that
-        is not live, is held, or is named twice raises InvariantBroken with nothing changed.
+        What a transfer may still touch stays in quarantine, and the op does not name it: it may have no parts. An id
+        that is not live, is held, or is named twice raises InvariantBroken with nothing changed.
         """
         columns, _ = self._columns(parts, None, "band.free_of_bound_unit")
         quarantine = self._quarantine
         quarantine.check_owned(columns, "a free", "band.free_of_bound_unit")
         self._state.check_free(columns, quarantine.waiting)
-        # Only what is published can stay behind.
-        if self._state.uses.any_published:
+        # Only what is published or sent can stay behind.
+        if self._state.uses.any_kept:
             columns = quarantine.hold_back(columns)
         self._state.release(columns)
         self._changed()
@@ -199,15 +200,24 @@ class LogicalChain:
         """
         columns, _ = self._columns(parts, None, "op.canonical")
         op = self._begin(Publish(use, make_parts(columns)), columns)
-        self._freeze.begin(use, tuple(self.counts))
-        self._changed()
-        self.form = self._freeze.form
+        self._frozen(use)
         return op
 
     def send(self, use: int, parts: Sequence[OptionalIds]) -> Send:
-        """The ranks' own engine reads these live units and pushes them to a peer."""
+        """The ranks' own engine reads these live units and pushes them to a peer; freed ones wait for its end."""
         columns, _ = self._columns(parts, None, "op.canonical")
         return self._begin(Send(use, make_parts(columns)), columns)
+
+    def fix(self, use: int) -> Fix:
+        """Open send `use` may never end, so nobody waits for it any more: from here on it counts as a publication.
+
+        A rank that has waited for it already has nothing to fix, and reports no extents of it.
+        """
+        op = Fix(use)
+        self._state.apply(op)
+        self._begun.append(use)
+        self._frozen(use)
+        return op
 
     def backup(self, use: int, parts: Sequence[OptionalIds], slots: Sequence[OptionalSlots]) -> Backup:
         """A host copy reads these live units into the host slots that stand at the same places (int64)."""
@@ -223,16 +233,17 @@ class LogicalChain:
         """These open uses are proved to be over, and the step being formed lists them as released.
 
         The returned op (maybe without parts) frees the quarantined units that nothing fixes any more, in that step. A
-        use that is not open, or that began or was published in this very step, raises with nothing changed.
+        use that is not open, or that began, was published or fixed in this very step, raises with nothing changed.
         """
         for place, use in enumerate(uses):
             self._state.uses.check_open(use)
             if use in uses[:place] or use in self._begun:
-                self.checks.broken("use.once", f"use {use} ends twice, or in the step that begins or publishes it")
+                self.checks.broken(
+                    "use.once", f"use {use} ends twice, or in the step that begins, publishes or fixes it"
+                )
         ended: Columns = []
         for use in uses:
             ended += self._state.uses.end(use)
-            self._freeze.drop(use)
         self._ended += uses
         columns = self._quarantine.release(ended)
         self._state.release(columns)
@@ -243,10 +254,12 @@ class LogicalChain:
         return Free(make_parts(columns))
 
     def extents_fixed(self, extents: Extents, through_use: int) -> None:
-        """Every rank reported where the fixed units lie, after the step that published `through_use` (0: none yet).
+        """Every rank reported where the fixed units lie, as of a step.
 
-        `extents[stage][band]` is the lowest fixed byte and the end of the highest, or None. Ends the freeze when no
-        later publication is open. Extents that are none, or that what is live does not fit, raise with nothing changed.
+        `through_use` is the newest publication (or fixed send) up to that step in the order of the ops, whether it is
+        over by now or not; 0: none. `extents[stage][band]` is the lowest fixed byte and the end of the highest, or
+        None. Ends the freeze when there is no later publication. A report of an older state than one that came before
+        changes nothing. Extents that are none, or that what is live does not fit, raise with nothing changed.
         """
         if through_use > self._state.uses.highest:
             raise ValueError(f"extents through use {through_use}, and the newest is {self._state.uses.highest}")
@@ -338,6 +351,12 @@ class LogicalChain:
         self.epoch += 1
         self._answers.clear()
         self._clips.clear()
+
+    def _frozen(self, use: int) -> None:
+        """The units of this use are fixed at places that nobody has reported yet."""
+        self._freeze.begin(use, tuple(self.counts))
+        self.form = self._freeze.form
+        self._changed()
 
     def _quarantined(self) -> Demand:
         return tuple(self._quarantine.counts)

@@ -1,7 +1,7 @@
-"""Quarantine: freed units that a peer may still read or write, until their transfers are proved to be over.
+"""Quarantine: freed units that a transfer may still read or write, until that is proved to be over.
 
 Owns which ids wait, per band. Must never end a wait by itself or by time. Invariants: a quarantined unit is live, has
-no owner but the allocator, is published or is an owner page that keeps a quarantined window unit, and is freed once.
+no owner but the allocator, is published, sent or an owner page that keeps a quarantined window unit, and is freed once.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class Quarantine:
         """Of ids that are freed and checked, those that can go now; the others wait from here on."""
         going: Columns = []
         for band, ids in columns:
-            fixed = self._fixed(band, ids)
-            stays = ids[fixed]
+            kept = self._kept(band, ids)
+            stays = ids[kept]
             if stays.size:
                 if band not in self.waiting:
                     size = (self._state.slots if self._state.kinds[band] == "state" else self._state.pages).limit + 1
                     self.waiting[band] = np.zeros(size, dtype=np.bool_)
                 self.waiting[band][stays] = True
                 self.counts[band] += stays.size
-                ids = ids[~fixed]
+                ids = ids[~kept]
             if ids.size:
                 going.append((band, ids))
         return going
 
     def release(self, ended: Columns) -> Columns:
-        """Of the units of ended publications (any order, repeats allowed), and of their pages, those that go now."""
+        """Of the units of ended transfers (any order, repeats allowed), and of their pages, those that go now."""
         owner = self._state.owner
         candidates: dict[int, list[Int32s]] = {}
         for band, ids in ended:
@@ -68,7 +68,7 @@ class Quarantine:
                 continue
             ids = np.unique(np.concatenate(candidates[band]))
             ids = ids[self.waiting[band][ids]]
-            ids = ids[~self._fixed(band, ids)]
+            ids = ids[~self._kept(band, ids)]
             if not ids.size:
                 continue
             self.waiting[band][ids] = False
@@ -86,20 +86,20 @@ class Quarantine:
         return self.waiting[band].nonzero()[0].astype(np.int32)
 
     def check(self) -> None:
-        """A recount: what waits is live, fixed, and counted."""
+        """A recount: what waits is live, kept, and counted."""
         for band in self.waiting:
             ids = self.ids(band)
             same = ids.size == self.counts[band] and bool(self._state.live_mask(band, ids).all())
-            if not same or not self._fixed(band, ids).all():
+            if not same or not self._kept(band, ids).all():
                 name = self._state.names[band]
                 self._checks.broken("chain.byte_conservation", f"band {name}: quarantine and its {ids.size} ids differ")
 
-    def _fixed(self, band: int, ids: Int32s) -> NDArray[np.bool_]:
-        """For each id whether its unit is published, or its page keeps a window's unit that waits."""
-        published = self._state.uses.published(band, ids)
-        fixed = np.zeros(ids.size, dtype=np.bool_) if published is None else published
+    def _kept(self, band: int, ids: Int32s) -> NDArray[np.bool_]:
+        """For each id whether its unit is published or sent, or its page keeps a window's unit that waits."""
+        used = self._state.uses.kept(band, ids)
+        kept = np.zeros(ids.size, dtype=np.bool_) if used is None else used
         if band == self._state.owner:
             for window, waiting in self.waiting.items():
                 if self._state.kinds[window] == "window":
-                    fixed |= waiting[ids]
-        return fixed
+                    kept |= waiting[ids]
+        return kept

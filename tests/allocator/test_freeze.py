@@ -41,7 +41,7 @@ def test_no_band_grows_until_the_ranks_report() -> None:
 
 
 def test_only_the_last_publication_report_ends_the_freeze() -> None:
-    """Reports of an earlier publication leave it; a publication that is over needs no report."""
+    """Reports of an earlier publication leave it; one that is over by now still needs a report of its state."""
     world = published()
     world.do(world.chain.publish(2, [ids(2)]))
     world.step()
@@ -53,10 +53,13 @@ def test_only_the_last_publication_report_ends_the_freeze() -> None:
     world.step()
     assert world.chain.max_extra() == 0
     world.end(3)
-    assert world.chain.max_extra() == 8, "what is known of 1 and 2 is enough"
     world.step()
     world.fixed([(256, 768)], 2)
+    assert world.chain.max_extra() == 0, "the report through 3 is on its way, and it shows the unit of 3"
     world.fixed([(256, 768)], 3)
+    assert world.chain.max_extra() == 8
+    world.fixed([(256, 768)], 3)
+    assert world.chain.max_extra() == 8
     with pytest.raises(ValueError, match="through use 4, and the newest is 3"):
         world.fixed([(256, 768)], 4)
 
@@ -70,6 +73,82 @@ def test_a_freeze_counts_from_the_newest_publication() -> None:
     assert world.chain.refusal((1,)) is not None
     world.fixed([(256, 512)], 2)
     assert world.chain.max_extra() == 9
+
+
+def test_a_report_counts_publications_in_their_order_though_they_are_over() -> None:
+    """Two publications in one step, the newer one over before the report: it covers both, and the freeze ends."""
+    world = published()
+    world.do(world.chain.hold(2, [ids(2)]))
+    world.do(world.chain.publish(3, [ids(1)]))
+    world.do(world.chain.publish(2, [ids(2)]))
+    world.step()
+    world.end(2)
+    world.step()
+    assert world.chain.max_extra() == 0, "not before the report"
+    world.fixed([(256, 512)], 3)
+    assert world.chain.max_extra() == 0, "2 was published after 3"
+    world.fixed([(256, 768)], 2)
+    assert world.chain.max_extra() == 8
+    world.fixed([(256, 512)], 3)
+    world.fixed([None], 0)
+    world.fixed([(256, 512)], 2)
+    assert world.chain.max_extra() == 8
+
+
+def test_a_late_report_is_no_disagreement() -> None:
+    """What lies where a transfer was that is over by now: the counts that grew since fit what is still fixed."""
+    geometry = hybrid_geometry(stage_of(8 * 12, 8, (0, 8, 8)), pages=40)
+    world = LogicalWorld(geometry)
+    world.take((0, 0, 8))
+    world.do(world.chain.publish(1, [None, None, ids(1)]))
+    world.step()
+    world.fixed([None, None, (88, 96)], 1)
+    world.do(world.chain.publish(2, [None, None, ids(8)]))
+    world.step()
+    world.end(2)
+    world.free(None, None, ids(3, 4, 5, 6, 7, 8))
+    world.step()
+    assert world.chain.max_extra(per=(0, 1, 1)) == 0, "the freeze lasts although 2 is over"
+    world.take((0, 0, 6))
+    world.fixed([None, None, (32, 96)], 2)  # as of the step that published 2
+    assert world.chain.max_extra((0, 1, 0), (0, 1, 0)) == 2, "what only 2 fixed is known to be free by its own report"
+    world.fixed([None, None, (88, 96)], 2)  # as of the step that released it
+    world.free(None, None, ids(3, 4, 5, 6, 7, 8))
+    assert world.chain.max_extra(per=(0, 1, 1)) == 4
+    world.take((0, 4, 4))
+    world.fixed([None, None, (32, 96)], 2)  # the older one once more
+    world.step()
+
+
+def test_a_fixed_send_freezes_and_counts_as_a_publication() -> None:
+    """From `fix` no band grows until the report through it; a stage that waited for the send has nothing to report."""
+    stages = [stage_of(8 * 12, 8, (0, 8, 8))] * 2
+    world = LogicalWorld(hybrid_geometry(*stages, pages=40))
+    _, _, pages = world.take((0, 0, 3))
+    chain = world.chain
+    world.do(chain.send(1, [None, None, pages[:1]]))
+    world.do(chain.publish(2, [None, None, pages[1:2]]))
+    world.step()
+    lent = (None, None, (80, 88))
+    chain.extents_fixed((lent, lent), 2)
+    assert chain.refusal((0, 1, 0)) is None, "an open send freezes nothing"
+    world.do(chain.fix(1))
+    world.step()
+    refusal = chain.refusal((0, 1, 0))
+    assert refusal is not None
+    assert refusal.stage == FROZEN
+    assert not refusal.never
+    chain.extents_fixed((lent, lent), 2)
+    assert chain.refusal((0, 1, 0)) is not None
+    chain.extents_fixed(((None, None, (24, 88)), lent), 1)
+    assert chain.max_extra(per=(0, 1, 0)) == 2
+    world.end(2)
+    world.step()
+    chain.extents_fixed(((None, None, (24, 32)), (None, None, None)), 1)
+    assert chain.max_extra(per=(0, 1, 0)) == 2
+    world.end(1)
+    assert chain.max_extra(per=(0, 1, 0)) == 8
+    world.step()
 
 
 def test_extents_bind_the_neighbours_until_the_use_ends() -> None:
@@ -89,12 +168,14 @@ def test_extents_bind_the_neighbours_until_the_use_ends() -> None:
     assert refusal is not None
     assert refusal.transfers
     assert not refusal.never
-    assert refusal.text().endswith("1 units of window:64 must be freed first, or the transfers that fix units must end")
-    never = chain.refusal((0, 11, 11))
-    assert never is not None
-    assert never.never
-    assert never.text().endswith("not even an arena freed of all but what transfers fix holds it; those must end first")
-    assert chain.never_fits((0, 9, 9)) is None
+    assert refusal.text().endswith("1 units of window:64 must be freed first, or transfers must end")
+    more = chain.refusal((0, 11, 11))
+    assert more is not None
+    assert more.transfers
+    assert not more.never, "its owner still has the page: where a peer reads it is nothing for ever"
+    assert chain.never_fits((0, 20, 20)) is None
+    assert chain.never_fits((0, 21, 20)) is not None
+    assert chain.most_ever((0, 1, 1)) == 20
     world.end(1)
     assert chain.refusal((0, 11, 11)) is None
     world.step()
@@ -113,6 +194,7 @@ def test_quarantined_units_count_in_what_can_never_fit() -> None:
     assert refusal is not None
     assert refusal.never
     assert refusal.transfers
+    assert refusal.text().endswith("arena freed of all but what transfers keep holds it; those must end first")
     assert chain.never_fits((10,)) is not None
     assert chain.never_fits((9,)) is None
     eleven = chain.refusal((11,))

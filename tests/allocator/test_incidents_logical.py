@@ -180,6 +180,60 @@ def test_incident_19_a_dead_peers_pages_wait_for_proof_however_long() -> None:
     assert world.take((0, 4, 4))[2].tolist() == [1, 2, 3, 4]
 
 
+def test_incident_19_a_send_that_never_ends_costs_its_units_and_nothing_else() -> None:
+    """An engine is stuck on three pages of a full arena: freed, they are not handed out, so no rank waits for it."""
+    world = LogicalWorld(hybrid_geometry(stage_of(8 * 12, 8, (0, 8, 8)), pages=11, slots=0))
+    chain = world.chain
+    world.take((0, 0, 11))
+    world.step()
+    world.do(chain.send(1, [None, None, ids(1, 2, 3)]))
+    world.step()
+    assert world.free(None, None, ids(1, 2, 3)) == []
+    world.step()
+    refusal = chain.refusal((0, 0, 3))
+    assert refusal is not None
+    assert refusal.transfers
+    assert not refusal.never
+    world.free(None, None, ids(10, 11))
+    assert world.take((0, 0, 2))[2].tolist() == [10, 11]
+    assert chain.refusal((0, 0, 1)) is not None
+    world.step()
+    world.do(chain.fix(1))  # the daemon's patience is over: no rank waits for it from here on, not even to move
+    world.step()
+    world.fixed([None, None, (72, 96)], 1)
+    world.free(None, None, ids(*range(4, 12)))
+    for _ in range(100):
+        world.step()
+    assert chain.quarantined() == chain.live_units() == (0, 0, 3)
+    assert chain.max_extra(per=(0, 1, 1)) == 4
+    assert chain.never_fits((0, 0, 8)) is None
+    assert world.end(1) == [(2, [1, 2, 3])]
+    world.step()
+    chain.check_idle()
+    world.mirror.check_idle()
+
+
+def test_a_unit_that_a_peer_reads_makes_nobody_impossible() -> None:
+    """Its holder has it still, low in the arena: who does not fit around it is told `not now`, with the reason."""
+    world = LogicalWorld(hybrid_geometry(stage_of(8 * 12, 8, (0, 8, 8)), pages=40, slots=0))
+    world.take((0, 0, 8))
+    world.free(None, None, ids(*range(1, 8)))
+    world.do(world.chain.publish(1, [None, None, ids(8)]))
+    world.step()
+    for report in (False, True):
+        if report:
+            world.fixed([None, None, (32, 40)], 1)
+        refusal = world.chain.refusal((0, 5, 5))
+        assert refusal is not None
+        assert (refusal.never, refusal.transfers) == (False, True)
+        assert world.chain.never_fits((0, 5, 5)) is None
+        assert world.chain.never_fits((0, 6, 6)) is not None
+    world.end(1)
+    world.step()
+    assert world.chain.refusal((0, 5, 5)) is None
+    assert world.chain.refusal((0, 6, 6)).never  # type: ignore[union-attr]
+
+
 def test_incident_20_a_checkpoint_is_never_missing_for_its_owner() -> None:
     """All slots out: giving a checkpoint to the cache is refused and changes nothing; the owner's two slots remain."""
     world = LogicalWorld(hybrid_geometry(stage_of(512, 8, (8, 4, 8)), pages=24, slots=4))

@@ -1,4 +1,4 @@
-"""Uses on the logical chain: holds, publications, quarantine, host copies, and what may not touch whose units."""
+"""Uses on the logical chain: holds, publications, sends, quarantine, host copies: what may not touch whose units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from allocator.errors import InvariantBroken
-from allocator.ops import Backup, CopyState, Free, Hold, Load, Op, Part, Publish, Rebind, Send, Take
+from allocator.ops import Backup, CopyState, Fix, Free, Hold, Load, Op, Part, Publish, Rebind, Send, Take
 from tests.allocator.logical_world import LogicalWorld
 from tests.allocator.shapes import full_geometry, ids
 
@@ -135,19 +135,132 @@ def test_a_hold_that_ends_without_publication_gives_its_rows_back() -> None:
     world.mirror.check_idle()
 
 
-@pytest.mark.parametrize("kind", ["send", "backup", "load"])
-def test_units_of_sends_and_host_copies_are_freed_at_once(kind: str) -> None:
+def test_nobody_reads_what_a_peer_is_writing() -> None:
+    """From the publication of a hold to its release its units are no source of a copy, a backup, a send or a loan."""
+    world = LogicalWorld()
+    world.take((3, 2, 2))
+    chain = world.chain
+    world.do(chain.publish(1, [ids(3), None, None]))
+    world.do(chain.hold(2, [ids(1), ids(1), None]))
+    world.step()
+    for use, source in ((3, ids(3)), (5, ids(1))):  # lent units are read by anyone, and held ones still are
+        world.do(chain.copy_state(source, ids(2)))
+        world.do(chain.send(use, [source, None, None]))
+        world.do(chain.backup(use + 1, [source, None, None], [slots(0), None, None]))
+    world.do(chain.publish(2, [ids(1), ids(1), None]))
+    world.step()
+    name = "use.reads_received_unit"
+    for _ in range(2):
+        world.refuses(name, lambda: chain.copy_state(ids(1), ids(2)))
+        world.refuses(name, lambda: chain.backup(9, [ids(1, 2), None, None], [slots(0, 1), None, None]), "state ids 1")
+        world.refuses(name, lambda: chain.send(9, [ids(2), ids(1), None]))
+        world.refuses(name, lambda: chain.publish(9, [ids(1), None, None]), "a peer may be writing them")
+        world.refuses("band.write_of_fixed_unit", lambda: chain.copy_state(ids(2), ids(1)), "published")
+        world.refuses("band.write_of_fixed_unit", lambda: chain.hold(9, [ids(1), None, None]), "published")
+        world.step()
+    world.end(1, 2)
+    world.step()
+    world.do(chain.copy_state(ids(1), ids(2)))
+    world.do(chain.backup(9, [ids(1), ids(1), None], [slots(0), slots(0), None]))
+    world.step()
+
+
+def test_a_received_window_unit_keeps_its_mark_under_another_page() -> None:
+    """Rebound, it may not be read under its new name, and what takes its old page may."""
+    world = LogicalWorld()
+    world.take((0, 1, 2), bound=(None, ids(0), None))
+    chain = world.chain
+    world.do(chain.hold(1, [None, ids(1), None]))
+    world.do(chain.publish(1, [None, ids(1), None]))
+    world.do(chain.rebind(1, ids(1), ids(2)))
+    world.refuses("use.reads_received_unit", lambda: chain.send(2, [None, ids(2), None]), "window:64 ids 2 are")
+    world.step()
+    world.fixed([None, (200, 204), None], 1)
+    world.take((0, 1, 0), onto=(None, ids(1), None))
+    world.do(chain.send(2, [None, ids(1), None]))
+    world.step()
+    world.end(1)
+    world.do(chain.send(3, [None, ids(2), None]))
+    world.step()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_sent_unit_that_is_freed_waits_for_the_release(fixed: bool) -> None:
+    """As a published one: live, counted, not handed out, unheard of by the ranks; its windows keep their page."""
+    world = LogicalWorld()
+    world.take((2, 3, 3))
+    chain = world.chain
+    world.do(chain.send(1, [ids(1), ids(2), ids(1)]))
+    world.do(chain.send(2, [ids(1), None, None]))
+    world.step()
+    if fixed:
+        world.do(chain.fix(1))
+    assert world.free(ids(1, 2), ids(1, 2, 3), ids(1, 2, 3)) == [[2], [1, 3], [3]]
+    assert chain.quarantined() == chain.live_units() == (1, 1, 2)
+    world.step()
+    world.refuses("band.free_of_bound_unit", lambda: chain.free([ids(1), None, None]), "wait for a release")
+    world.refuses("use.names_live_units", lambda: chain.send(3, [ids(1), None, None]), "wait for a release")
+    if fixed:
+        world.fixed([(8, 16), None, (504, 512)], 1)
+    assert [column.tolist() for column in world.take((1, 1, 1))] == [[2], [3], [3]]
+    assert world.end(1) == [(1, [2]), (2, [1, 2])]
+    assert chain.quarantined() == (1, 0, 0), "the other send still reads the slot"
+    world.step()
+    assert world.end(2) == [(0, [1])]
+    world.free(ids(2), ids(3), ids(3))
+    world.step()
+    chain.check_idle()
+    world.mirror.check_idle()
+
+
+def test_a_rebound_sent_unit_waits_under_its_new_name() -> None:
+    """The send follows the unit to its new page, and lets it go from there."""
+    world = LogicalWorld()
+    world.take((0, 1, 2), bound=(None, ids(0), None))
+    world.do(world.chain.send(1, [None, ids(1), None]))
+    world.step()
+    world.do(world.chain.rebind(1, ids(1), ids(2)))
+    assert world.free(None, ids(2), ids(1, 2)) == [[1]]
+    world.step()
+    assert world.end(1) == [(1, [2]), (2, [2])]
+    world.step()
+    world.chain.check_idle()
+
+
+def test_only_an_open_send_is_fixed_and_once() -> None:
+    """Anything else is named; fixed units are nobody's to write, and the use does not end in the step that fixes it."""
+    world = LogicalWorld()
+    world.take((3, 0, 2))
+    chain = world.chain
+    world.do(chain.hold(1, [None, None, ids(1)]))
+    world.do(chain.publish(2, [None, None, ids(2)]))
+    world.do(chain.backup(3, [ids(1), None, None], [slots(0), None, None]))
+    world.do(chain.send(4, [ids(1, 2), None, None]))
+    world.do(chain.hold(5, [ids(2), None, None]))
+    world.step()
+    for use, text in ((1, "a hold"), (2, "a lend"), (3, "a backup"), (6, "not open")):
+        world.refuses("use.once", partial(chain.fix, use), text)
+    world.do(chain.fix(4))
+    world.refuses("use.once", lambda: chain.end_uses([4]), "fixes it")
+    world.refuses("use.once", lambda: chain.fix(4), "a fix")
+    world.refuses("band.write_of_fixed_unit", lambda: chain.copy_state(ids(3), ids(1)), "published or fixed")
+    world.refuses("band.write_of_fixed_unit", lambda: chain.publish(5, [ids(2), None, None]), "are fixed")
+    world.do(chain.copy_state(ids(1), ids(3)))
+    world.step()
+    world.end(4)
+    world.refuses("use.once", lambda: chain.fix(4), "not open")
+    world.do(chain.publish(5, [ids(2), None, None]))
+    world.step()
+
+
+@pytest.mark.parametrize("kind", ["backup", "load"])
+def test_units_of_host_copies_are_freed_at_once(kind: str) -> None:
     """The chain frees and hands out their ids at once (the ranks order it); the use stays open until it is ended."""
     world = LogicalWorld(full_geometry(3))
     world.take((3,))
     chain = world.chain
     place = [slots(5, 6)]
-    op: Op = (
-        chain.send(1, [ids(1, 2)])
-        if kind == "send"
-        else (chain.backup if kind == "backup" else chain.load)(1, [ids(1, 2)], place)
-    )
-    world.do(op)
+    world.do((chain.backup if kind == "backup" else chain.load)(1, [ids(1, 2)], place))
     world.step()
     assert world.free(ids(1, 2, 3)) == [[1, 2, 3]]
     assert world.take((3,))[0].tolist() == [1, 2, 3]
@@ -215,7 +328,7 @@ def test_a_use_ends_once_and_not_in_the_step_that_begins_it() -> None:
     world.take((2,))
     chain = world.chain
     world.do(chain.hold(1, [ids(1)]))
-    world.refuses("use.once", lambda: chain.end_uses([1]), "begins or publishes")
+    world.refuses("use.once", lambda: chain.end_uses([1]), "begins, publishes or fixes")
     world.refuses("use.once", lambda: chain.end_uses([7]), "not open")
     world.step()
     world.do(chain.publish(1, [ids(1)]))
@@ -290,6 +403,9 @@ def test_state_copies_name_live_slots() -> None:
     world.refuses("op.canonical", lambda: chain.copy_state(ids(1), ids(2, 3)))
     world.refuses("use.names_live_units", lambda: chain.copy_state(ids(5), ids(1)), "slots 5 are not live")
     world.refuses("use.names_live_units", lambda: chain.copy_state(ids(1), ids(6)), "slots 6 are not live")
+    for outside in (-38, 0, 99):
+        between = ids(1, outside, 1)
+        world.refuses("use.names_live_units", partial(chain.copy_state, between, ids(2, 3, 4)), f"slots {outside} are")
     with pytest.raises(ValueError, match="no state band"):
         LogicalWorld(full_geometry(4)).chain.copy_state(ids(1), ids(2))
 
@@ -330,6 +446,7 @@ SLOT, OTHER = Part(0, ids(1).tobytes()), Part(0, ids(2).tobytes())
 PLACE = [slots(3).tobytes()]
 BEGIN: list[Op] = [Take([Part(0, ids(1, 2).tobytes()), WINDOW, Part(2, ids(1, 2).tobytes())])]
 ONE, TWO = ids(1).tobytes(), ids(2).tobytes()
+RECEIVED: list[Op] = [Hold(1, [SLOT]), Publish(1, [SLOT])]
 
 
 @pytest.mark.parametrize(
@@ -362,6 +479,16 @@ ONE, TWO = ids(1).tobytes(), ids(2).tobytes()
         ([Publish(1, [PAGE]), Free([WINDOW, PAGE])], "band.free_of_fixed_unit"),
         ([Publish(1, [SLOT]), CopyState(0, TWO, ONE)], "band.write_of_fixed_unit"),
         ([Publish(1, [WINDOW]), Rebind(1, ONE, TWO), Free([Part(1, TWO)])], "band.free_of_fixed_unit"),
+        ([Send(1, [SLOT]), Free([SLOT])], "band.free_of_fixed_unit"),
+        ([Send(1, [SLOT]), Fix(1), Free([SLOT])], "band.free_of_fixed_unit"),
+        ([Send(1, [SLOT]), Fix(1), CopyState(0, TWO, ONE)], "band.write_of_fixed_unit"),
+        ([Send(1, [SLOT]), Fix(1), Fix(1)], "use.once"),
+        ([Fix(1)], "use.once"),
+        ([Hold(1, [SLOT]), Fix(1)], "use.once"),
+        ([*RECEIVED, CopyState(0, ONE, TWO)], "use.reads_received_unit"),
+        ([*RECEIVED, Backup(2, [SLOT], PLACE)], "use.reads_received_unit"),
+        ([*RECEIVED, Send(2, [SLOT])], "use.reads_received_unit"),
+        ([*RECEIVED, Publish(2, [SLOT])], "use.reads_received_unit"),
     ],
 )
 def test_a_mirror_stops_at_what_no_correct_chain_decided(ops: list[Op], name: str) -> None:
@@ -388,7 +515,7 @@ def test_open_uses_are_leaks_at_idle() -> None:
     """With nothing live, a use that nobody ended is named on both sides."""
     world = LogicalWorld(full_geometry(3))
     world.take((1,))
-    world.do(world.chain.send(1, [ids(1)]))
+    world.do(world.chain.backup(1, [ids(1)], [slots(0)]))
     world.free(ids(1))
     world.step()
     for side in (world.chain, world.mirror):
