@@ -92,7 +92,7 @@ def excluded(cell: Cell, consumer: Consumer) -> bool:
     if consumer is Consumer.ZERO:
         cell.world.free({FULL: cell.pages[:1]})
         return cell.world.logical.refusal((0, 1)) is not None and cell.world.logical.quarantined() == (0, 1)
-    with pytest.raises(InvariantBroken, match="are published") as caught:
+    with pytest.raises(InvariantBroken, match=r"has fixed units|is published|are published") as caught:
         cell.consume(consumer)
     return caught.value.name == "band.write_of_fixed_unit"
 
@@ -119,8 +119,8 @@ def test_each_cell_of_the_table_is_kept_by_a_chain(consumer: Consumer, hazard: H
     wanted = ROWS[consumer.name].split(", ")[list(Hazard).index(hazard)]
     cell = Cell()
     cell.record(hazard)
-    if wanted == "excluded":
-        assert excluded(cell, consumer)
+    if wanted == "excluded" or (consumer, hazard) == (Consumer.ZERO, Hazard.NETWORK):
+        assert excluded(cell, consumer), "nobody gets it to zero: freed under a transfer it waits in quarantine"
         return
     effects, touch = cell.consume(consumer)
     assert seen(effects, touch) == wanted
@@ -133,7 +133,7 @@ def test_a_hazard_is_cleared_once() -> None:
     for hazard in (Hazard.FORWARD, Hazard.COPY_READ, Hazard.COPY_WRITE, Hazard.NETWORK):
         cell = Cell()
         cell.record(hazard)
-        effects, _ = cell.consume(Consumer.ZERO)
+        effects, _ = cell.consume(Consumer.SCHEDULE_COPY if hazard is Hazard.NETWORK else Consumer.ZERO)
         assert len(waits(effects)) == 1
         cell.world.copy_state(cell.slots[1:], cell.slots[:1])
         assert waits(cell.world.step()) == []

@@ -329,7 +329,7 @@ def test_incident_19_no_time_and_no_number_of_steps_is_a_proof() -> None:
     world.step()
     chain = world.chain()
     chain.begin_step(2, 0)
-    with pytest.raises(InvariantBroken, match="ids 1 are published: a peer may touch them") as caught:
+    with pytest.raises(InvariantBroken, match="ids 1 are on a transfer that is not released") as caught:
         chain.apply([Free([Part(0, ids(1).tobytes())])])
     assert caught.value.name == "band.free_of_fixed_unit"
 

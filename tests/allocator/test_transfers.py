@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allocator.columns import i32
-from allocator.effects import Bind, Copy, Effect, HostRead, HostWait, PublishUnits, WaitCopy
+from allocator.effects import Bind, Copy, Effect, HostRead, PublishUnits, WaitCopy
 from allocator.errors import InvariantBroken
 from allocator.ops import Backup, Op, Part, Take
 from allocator.physical.chain import PhysicalChain
@@ -166,12 +166,11 @@ def test_growth_comes_before_what_pends_under_a_copy() -> None:
     world.drain()
 
 
-@pytest.mark.parametrize("kind", ["backup", "send"])
-def test_two_uses_of_one_unit_both_have_to_end(kind: str) -> None:
+def test_two_backups_of_one_unit_both_have_to_end() -> None:
     """Freed while two of them read it, the unit is out of circulation until the second one is over."""
     world, pages = one_band(3, taken=2)
     for use in (1, 2):
-        world.backup(use, {0: pages[:1]}) if kind == "backup" else world.send(use, {0: pages[:1]})
+        world.backup(use, {0: pages[:1]})
     world.step()
     world.free({0: pages[:1]})
     world.step()
@@ -179,7 +178,26 @@ def test_two_uses_of_one_unit_both_have_to_end(kind: str) -> None:
     world.step()
     assert world.counts(0) == (1, 0, 1, 1)
     world.take(2)
-    assert waits(world.step()) == [("copy" if kind == "backup" else "host", 2)]
+    assert waits(world.step()) == [("copy", 2)]
+    world.drain()
+
+
+def test_two_sends_of_one_unit_both_have_to_end() -> None:
+    """Freed while our engine reads it for two peers, the unit is live, in quarantine, until the second send is over."""
+    world, pages = one_band(3, taken=2)
+    for use in (1, 2):
+        world.send(use, {0: pages[:1]})
+    world.step()
+    world.free({0: pages[:1]})
+    world.step()
+    world.end(1)
+    world.step()
+    assert world.counts(0) == (2, 0, 0, 1)
+    assert world.logical.quarantined() == (1,)
+    world.end(2)
+    world.step()
+    assert world.counts(0) == (1, 1, 0, 1)
+    assert world.logical.quarantined() == (0,)
     world.drain()
 
 
@@ -331,33 +349,59 @@ def test_a_band_with_held_rows_is_left_alone_and_its_neighbours_are_not() -> Non
 # --- transfers ------------------------------------------------------------------------------------
 
 
-def test_a_unit_freed_under_a_send_is_not_taken_while_there_is_room() -> None:
-    """Nor does anybody wait for our engine: other units are taken; at the release it is a hole."""
+def test_a_unit_freed_under_a_send_is_out_of_circulation_until_the_release() -> None:
+    """Nobody waits for our engine: other units are taken, and at the release it is a hole."""
     world, pages = one_band(5, taken=3)
     world.send(1, {0: pages[:1]})
     world.step(writes={0: pages[1:]})
     world.free({0: pages[:1]})
     world.take(2)
     assert waits(world.step()) == []
-    assert world.counts(0) == (4, 0, 1, 0)
+    assert world.counts(0) == (5, 0, 0, 0)
     settled(world)
-    assert world.counts(0) == (4, 0, 1, 0), "the forward is over, the engine may not be"
+    assert world.counts(0) == (5, 0, 0, 0), "the forward is over, the engine may not be"
     world.end(1)
     world.step()
     assert world.counts(0) == (4, 1, 0, 0)
     world.drain()
 
 
-def test_the_last_unit_is_taken_behind_a_host_wait() -> None:
-    """Where the unit that our engine reads is all there is, the host waits for it, and the take goes on."""
+def test_a_take_that_needs_the_unit_under_a_send_is_refused_until_it_is_over() -> None:
+    """Where the unit that our engine reads is all there is, the daemon hears that the end of a transfer would help."""
     world, pages = one_band(2, taken=2)
     world.send(1, {0: pages[:1]})
     world.step()
     world.free({0: pages[:1]})
+    refusal = world.logical.refusal((1,))
+    assert refusal is not None
+    assert refusal.transfers
+    assert not refusal.never
+    world.end(1)
     world.take(1)
-    effects = world.step()
-    assert waits(effects) == [("host", 1)]
-    assert [type(effect) for effect in effects].index(HostWait) == 1
+    assert waits(world.step()) == []
+    world.drain()
+
+
+def test_a_send_that_never_ends_is_fixed_and_its_units_stay() -> None:
+    """Once it is fixed nobody waits for it on the host: a relief goes around its unit, which still reads the same."""
+    world = World(hybrid_geometry(room(8 * 6, 8, 8)))
+    _, pages = world.take(1, 5)
+    world.step()
+    world.free({1: pages[:3]})
+    world.send(1, {1: pages[3:4]})
+    world.step()
+    before = world.where(1, pages[3:4])
+    world.fix(1)
+    world.step()
+    world.report()
+    assert [extent is not None for extent in world.chain().fixed_extents()] == [False, True]
+    while world.logical.refusal((1, 0)) is None:
+        world.take(1, 0)
+        assert all(kind != "host" for kind, _ in waits(world.step()))
+    assert world.where(1, pages[3:4]) == before
+    world.end(1)
+    world.step()
+    assert world.chain().fixed_extents() == [None, None]
     world.drain()
 
 
@@ -431,7 +475,7 @@ def test_published_units_keep_being_read_while_they_are_fixed() -> None:
     world.publish(1, {0: pages[:2]}, writes=False)
     world.step(writes={0: pages[2:]})
     assert world.launch_waits == []
-    with pytest.raises(InvariantBroken, match=r"forward 4 writes ids 1, which are published"):
+    with pytest.raises(InvariantBroken, match="use 1 has fixed units that the next forward is about to touch"):
         world.step(writes={0: pages[:1]})
 
 

@@ -166,6 +166,11 @@ class World:
         self._ops.append(self.logical.send(use, self._columns(parts)))
         self.uses[use] = OpenUse("send", {place: self.known.get(place) for place in _places(parts)})
 
+    def fix(self, use: int) -> None:
+        """Nobody can wait for this send any more."""
+        self._ops.append(self.logical.fix(use))
+        self._published = use
+
     def hold(self, use: int, parts: Ids) -> None:
         """These units await a peer's rows."""
         self._ops.append(self.logical.hold(use, self._columns(parts)))
