@@ -123,7 +123,7 @@ class ModeledDevice:
         self._forward_at: dict[int, int] = {}  # forward -> items of the forward stream up to and with it
         self._newest = 0
         self._uses: dict[int, _Stream] = {}
-        self._published: set[int] = set()
+        self._endless: set[int] = set()
         self._copies: set[int] = set()
         self.seen: dict[
             int, list[Bytes8s]
@@ -163,10 +163,11 @@ class ModeledDevice:
     def host_wait(self, use: int) -> None:
         """The host goes on when transfer `use` is over on this rank's engine."""
         self.waits["host"] += 1
-        if use in self._published:
-            raise DeviceFault("stuck_wait", f"the host waits for use {use}, which a peer may keep for ever")
-        if use in self._uses:
-            self.finish(use)
+        if use in self._endless:
+            raise DeviceFault("stuck_wait", f"the host waits for use {use}, which may never end")
+        if use not in self._uses or use in self._copies:
+            raise DeviceFault("stuck_wait", f"the host waits for transfer {use}, which was never issued")
+        self.finish(use)
         if self._order:
             self._order.behind_use(use)
 
@@ -227,7 +228,7 @@ class ModeledDevice:
         """A peer reads or writes units for `use`, any time from then until the use is released."""
         writes = self._peer_writes(use, band, virtual) if self._peer_writes else None
         self._launched(after, f"publication {use}")
-        self._published.add(use)
+        self._endless.add(use)
         if self._order:
             self._order.use(use, f"peer {use}", band, units, writes is not None, after)
         stream = self._stream_of(use, self._delays.transfers)
@@ -292,13 +293,17 @@ class ModeledDevice:
         if stream is not None:
             self._run_through(stream, stream.issued)
 
+    def hang(self, use: int) -> None:
+        """The engine of send `use` may never end until it is released."""
+        self._endless.add(use)
+
     def release(self, uses: Sequence[int]) -> None:
         """The host knows that these uses are over on every rank."""
         for use in uses:
             self.finish(use)
             self._uses.pop(use, None)
             self._copies.discard(use)
-            self._published.discard(use)
+            self._endless.discard(use)
             if self._order:
                 self._order.behind_use(use)
 

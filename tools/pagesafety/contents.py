@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from allocator.columns import Bytes8s, Int32s, i32, i64
 from allocator.geometry import Geometry
-from allocator.ops import Backup, CopyState, Flush, Free, Hold, Load, Op, Publish, Rebind, Send, Take
+from allocator.ops import Backup, CopyState, Fix, Flush, Free, Hold, Load, Op, Publish, Rebind, Send, Take
 
 STATE_BIT = 0x80
 
@@ -60,7 +60,7 @@ class StageContents:
     def apply(self, op: Op) -> None:
         """The expected bytes after `op`."""
         match op:
-            case Flush():
+            case Flush() | Fix():
                 return
             case Rebind(band, sources, targets):
                 self._move(band, i32(sources), i32(targets))

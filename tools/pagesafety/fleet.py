@@ -16,7 +16,7 @@ from allocator.columns import Bytes8s, Int32s, Int64s
 from allocator.effects import Effect, canonical_bytes
 from allocator.geometry import Geometry
 from allocator.logical.mirror import LogicalMirror
-from allocator.ops import Op
+from allocator.ops import Fix, Op
 from allocator.physical.chain import PhysicalChain
 from daemon.rank.executor import Executor
 from daemon.rank.modeled_device import Memory, ModeledDevice
@@ -87,8 +87,7 @@ class Stage:
             self.ranks.append(Rank(geometry, index, level, device))
         self._ids = [np.arange(1, table.size, dtype=np.int32) for table in self.ranks[0].executor.tables]
         self._awaited: dict[int, list[Bytes8s]] = {}  # what the reads of forwards not processed yet must see
-        sink = max((shape.unit_bytes for shape in self.bands if shape.kind != "state"), default=0)
-        self._sink_bytes = max(sink, 1)
+        self._sink_bytes = max((shape.unit_bytes for shape in self.bands if shape.kind != "state"), default=0)
 
     def _peer(self, use: int, band: int, virtual: Int32s) -> Bytes8s | None:
         shape = self.bands[band]
@@ -102,6 +101,9 @@ class Stage:
             self._check_carried(use)
         for op in ops:
             self.contents.apply(op)
+            if isinstance(op, Fix):  # always the first op of its step
+                for rank in self.ranks:
+                    rank.device.hang(op.use)
         effects, digest = self.ranks[0].step(seq, processed, released, ops)
         payload = canonical_bytes(effects)
         for number, rank in enumerate(self.ranks[1:], 1):

@@ -55,6 +55,7 @@ OPERATIONS: dict[str, Row] = {
     "load_back": Row(4, transfer_ops.load_back),
     "submit": Row(3, transfer_ops.submit),
     "send": Row(3, transfer_ops.send),
+    "fix": Row(2, transfer_ops.fix),
     "pull": Row(2, transfer_ops.pull),
     "expect": Row(3, transfer_ops.expect),
     "publish": Row(3, transfer_ops.publish),

@@ -35,6 +35,12 @@ SHAPES: dict[str, Shape] = {
         ((True, True, True), (False, True, True)),
         "two stages with units of their own; the second stores no state",
     ),
+    "gaps": Shape(
+        ("state", "window", "full"),
+        ((True, True, True), (True, True, False), (False, False, False)),
+        "three stages: all bands, no owner, nothing at all",
+    ),
+    "windows3+state": Shape(("state", "window", "window", "window", "full"), ((True,) * 5,), "three floats"),
     "no-owner": Shape(("state", "window", "full"), ((True, True, False),), "windows and state; pages are only ids"),
 }
 FIVE = ("full", "full+window", "full+state", "full+window+state", "windows+state")
@@ -74,9 +80,7 @@ def draw_setting(shape: str, page_size: int, seed: int, scale_bytes: int = 1) ->
 def _window_pages(bands: tuple[BandKind, ...], rng: random.Random) -> tuple[int, ...]:
     """Longest window first, as a chain has them."""
     windows = sorted((rng.randint(1, 4) for kind in bands if kind == "window"), reverse=True)
-    if len(windows) == 2 and windows[0] == windows[1]:
-        windows[0] += 1
-    left = iter(windows)
+    left = iter([pages + len(windows) - 1 - place for place, pages in enumerate(windows)])  # no two alike
     return tuple(next(left) if kind == "window" else 0 for kind in bands)
 
 

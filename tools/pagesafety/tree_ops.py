@@ -74,15 +74,14 @@ def rebind(world: World, a: int, b: int) -> None:
         return
     for band in world.windows:
         have = np.sort(np.array(source.pages, dtype=np.int32))
-        have = have[world.held[band][have] & (world.shown[band][have] == 0)]
+        have = have[world.held[band][have]]
         lack = np.array(target.pages, dtype=np.int32)
         lack = lack[~world.held[band][lack] & ~world.stuck[band][lack]]
         count = min(have.size, lack.size, 1 + (a + b) % 4)
         if count:
             sources, targets = have[:count], lack[:count]
             world.ops.append(world.logical.rebind(band, sources, targets))
-            world.held[band][sources] = False
-            world.held[band][targets] = True
+            world.rename(band, sources, targets)
 
 
 def reattach(world: World, a: int, b: int) -> None:

@@ -19,7 +19,7 @@ from allocator.checks import STRICT, WARN, Checks
 from allocator.columns import Int32s, i32
 from allocator.errors import CapacityRefused
 from allocator.logical.chain import LogicalChain, Taken
-from allocator.ops import Free, Op, Publish
+from allocator.ops import Fix, Free, Op, Publish
 from tools.pagesafety.contents import ForwardPlan
 from tools.pagesafety.faults import StressFault
 from tools.pagesafety.fleet import Fleet, MakeDevice
@@ -51,7 +51,7 @@ class Use:
     """An outstanding host copy or transfer."""
 
     number: int
-    kind: str  # backup, load, send, pull (a peer reads), hold, receive
+    kind: str  # backup, load, send, fix (a send that may never end), pull (a peer reads), hold, receive
     ids: Ids
     holder: int
     sent: int = 0  # the step that carried its newest op, 0: not yet
@@ -88,9 +88,9 @@ class World:
         self.state = kinds.index("state") if "state" in kinds else -1
         ids = [(geometry.virtual_slots if kind == "state" else geometry.virtual_pages) + 1 for kind in kinds]
         self.held = [np.zeros(n, dtype=np.bool_) for n in ids]  # window units that our pages hold
-        self.stuck = [np.zeros(n, dtype=np.bool_) for n in ids]  # freed while published: bound until the release
-        self.shown = [np.zeros(n, dtype=np.int32) for n in ids]  # outstanding publications of a live unit
-        self.moving = [np.zeros(n, dtype=np.int32) for n in ids]  # outstanding uses of any kind
+        self.stuck = [np.zeros(n, dtype=np.bool_) for n in ids]  # freed while on a transfer: bound until its release
+        self.shown = [np.zeros(n, dtype=np.int32) for n in ids]  # outstanding publications and fixed sends of a unit
+        self.sent = [np.zeros(n, dtype=np.int32) for n in ids]  # outstanding sends of a unit
         self.slot_known = np.zeros(geometry.virtual_slots + 1, dtype=np.bool_)
         self.holders: dict[int, Holder] = {}
         self.uses: dict[int, Use] = {}
@@ -106,7 +106,9 @@ class World:
         self._number = 0
         self._use = 0
         self._published = 0
-        self.figures = dict.fromkeys(("steps", "forwards", "takes", "refusals", "frozen", "uses", "quarantined"), 0)
+        self.figures = dict.fromkeys(
+            ("steps", "forwards", "takes", "refusals", "frozen", "uses", "fixes", "quarantined"), 0
+        )
 
     # --- choosing --------------------------------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class World:
         for band, ids in parts.items():
             if band in self.windows:
                 self.held[band][ids] = False
-            self.stuck[band][ids[self.shown[band][ids] > 0]] = True
+            self.stuck[band][ids[self.shown[band][ids] + self.sent[band][ids] > 0]] = True
         op = self.logical.free(self.per_band(parts))
         self._append_free(op)
 
@@ -221,36 +223,57 @@ class World:
         self._use += 1
         use = self.uses[self._use] = Use(self._use, kind, ids, holder.number, entry=entry)
         self.figures["uses"] += 1
-        for band, column in ids.items():
-            self.moving[band][column] += 1
         if kind == "pull":
             self.show(use)
+        elif kind == "send":
+            self._mark(self.sent, use, 1)
         return use
 
     def show(self, use: Use) -> None:
         """The use is published by an op just made."""
         use.sent = 0
         self._published = use.number
+        self._mark(self.shown, use, 1)
+
+    def fix(self, use: Use) -> None:
+        """A send may never end: it counts as a publication from the step that is formed now, before all else in it."""
+        if self.ops:
+            self.step()
+        self.ops.append(self.logical.fix(use.number))
+        self._mark(self.sent, use, -1)
+        use.kind = "fix"
+        self.figures["fixes"] += 1
+        self.show(use)
+
+    def _mark(self, marks: list[NDArray[np.int32]], use: Use, by: int) -> None:
         for band, column in use.ids.items():
-            self.shown[band][column] += 1
+            marks[band][column] += by
+
+    def rename(self, band: int, sources: Int32s, targets: Int32s) -> None:
+        """Window units go by other pages from now on."""
+        for marks in (self.shown, self.sent):
+            marks[band][targets] = marks[band][sources]
+            marks[band][sources] = 0
+        self.held[band][sources] = False
+        self.held[band][targets] = True
+        names = dict(zip(sources.tolist(), targets.tolist(), strict=True))
+        for use in self.uses.values():
+            if use.kind in ("send", "fix", "pull") and band in use.ids:
+                renamed = sorted(names.get(page, page) for page in use.ids[band].tolist())
+                use.ids[band] = np.array(renamed, dtype=np.int32)
 
     def release(self, use: Use) -> None:
-        """Ends a use, with proof from every rank; sends its op first if it was not sent.
-
-        The proof comes after the reports of the step that published it, as every rank's messages are in order.
-        """
+        """Ends a use, with proof from every rank; sends its op first if it was not sent."""
         if not use.sent:
             self.step()
-        while use.kind in ("pull", "receive") and self.reports and self.reports[0][0] <= use.sent:
-            self.report()
         del self.uses[use.number]
         for stage in self.fleet.stages:
             for rank in stage.ranks:
                 rank.device.finish(use.number)
-        for band, column in use.ids.items():
-            self.moving[band][column] -= 1
-            if use.kind in ("pull", "receive"):
-                self.shown[band][column] -= 1
+        if use.kind in ("pull", "receive", "fix"):
+            self._mark(self.shown, use, -1)
+        elif use.kind == "send":
+            self._mark(self.sent, use, -1)
         self.released.append(use.number)
         self._append_free(self.logical.end_uses([use.number]))
         holder = self.holders.get(use.holder)
@@ -288,7 +311,7 @@ class World:
         self.figures["quarantined"] = max(self.figures["quarantined"], sum(self.logical.quarantined()))
         for use in self.uses.values():
             use.sent = use.sent or self.seq
-        if released or any(isinstance(op, Publish) for op in ops):
+        if released or any(isinstance(op, Publish | Fix) for op in ops):
             extents = tuple(tuple(stage.extents()) for stage in self.fleet.stages)
             self.reports.append((self.seq, self._published, extents))
         if self.reports and self.reports[0][0] + REPORT_STEPS_MAX <= self.seq:
@@ -302,10 +325,10 @@ class World:
             for rank in stage.ranks:
                 rank.device.drift()
 
-    def report(self) -> None:
-        """The daemon consumes the oldest extents report."""
+    def report(self, number: int = 0) -> None:
+        """The daemon consumes an extents report: the oldest, or another one (each holds, in whichever order)."""
         if self.reports:
-            _, through, extents = self.reports.pop(0)
+            _, through, extents = self.reports.pop(number % len(self.reports))
             self.logical.extents_fixed(extents, through)
 
     def process(self, count: int = 1) -> None:
