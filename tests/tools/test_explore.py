@@ -12,15 +12,20 @@ import pytest
 
 from allocator.errors import AllocatorError
 from allocator.geometry import BandGeometry, StageGeometry
+from allocator.logical.freeze import Freeze
+from allocator.logical.uses import Uses
+from allocator.physical.band import Band
+from allocator.physical.ledger import StageLedger
 from allocator.physical.relief import Relief
 from tools import explore as command
 from tools.pagesafety.mutants import applied
 from tools.smallscope.canon import KNOWN, canonical_form, canonical_hash
+from tools.smallscope.checks import Moved, check
 from tools.smallscope.copies import clone
 from tools.smallscope.device import SymbolFault
 from tools.smallscope.exact import ExactStage
 from tools.smallscope.search import Walk, explore, replay
-from tools.smallscope.step import Moved, check, perform
+from tools.smallscope.step import perform
 from tools.smallscope.words import cause_of, grouped
 from tools.smallscope.workers import Job, Progress, WorkerLost, explore_all
 from tools.smallscope.world import SHAPES, Limits, Shape, State, World
@@ -144,7 +149,7 @@ def test_copies_keep_shared_memory_shared() -> None:
     state = State(World(STATE_FULL, Limits(2)))
     chain = clone(state.chains[0])
     band = chain._stored[0]
-    assert band.stage_wait.__self__ is chain
+    assert band._stage_wait.__self__ is chain
     assert band._steps is chain._steps is not state.chains[0]._steps
 
 
@@ -185,7 +190,7 @@ def test_the_yardstick_by_hand() -> None:
     [
         ("skip_zeroing", SHAPES[2][0], 1, {"lost_write"}),
         ("skip_forward_wait", SHAPES[2][0], 4, {"unordered_overlap"}),
-        ("skip_copy_waits", SHAPES[2][2], 4, {"unordered_overlap"}),
+        ("launch_without_waits", SHAPES[2][2], 4, {"unordered_overlap"}),
         ("publish_before_forward_ends", SHAPES[2][0], 3, {"unordered_overlap"}),
         ("capacity_one_unit_too_many", SHAPES[2][0], 2, {"wrong_refusal"}),
     ],
@@ -252,7 +257,7 @@ def test_a_lost_process_is_named_and_leaves_none_behind(capsys: pytest.CaptureFi
 
 def test_findings_of_one_cause_are_one_in_words() -> None:
     """Numbers do not make a cause; the shortest case is shown, in words, with how often it was met."""
-    with applied("skip_copy_waits"):
+    with applied("launch_without_waits"):
         seen = [asdict(each) for each in walk(STATE_FULL, 4, findings=3).findings]
     shown = grouped(seen)
     assert len({cause_of(each["name"], each["detail"]) for each in shown}) == len(shown)
@@ -264,6 +269,61 @@ def test_findings_of_one_cause_are_one_in_words() -> None:
         "launch a forward that writes all it may write",
     ]
     assert len(first["words"]) == len(first["actions"])
+
+
+def test_two_uses_of_one_unit_are_explored() -> None:
+    """With two uses at a time every pair begins on one unit, and the second keeps what the end of the first frees."""
+    seen = explore(SHAPES[2][0], Limits(1, 2), 5, None, 1, lambda *progress: None)
+    assert seen.findings == []
+    assert seen.states > 1000
+
+
+def test_a_unit_that_another_use_still_touches_stays_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the end of one use frees units that a second one still touches. Two uses at a time find it."""
+    original = Band.use_over
+
+    def careless(band: Band, use: Any) -> None:
+        touched = band.ledger.touched
+        band.ledger = _Blind(band.ledger)  # type: ignore[assignment]
+        try:
+            original(band, use)
+        finally:
+            band.ledger = band.ledger.inner  # type: ignore[attr-defined]
+        assert touched is not None
+
+    monkeypatch.setattr(Band, "use_over", careless)
+    seen = explore(SHAPES[2][0], Limits(1, 2), 6, None, 1, lambda *progress: None)
+    assert {finding.name for finding in seen.findings} <= {"unordered_overlap", "chain.byte_conservation"}
+    assert seen.findings
+
+
+class _Blind:
+    """A ledger that sees nothing touched."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def touched(self, positions: Any) -> None:
+        """Nothing."""
+        return
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (Uses, "check_readable", lambda uses, columns, what: None),
+        (Freeze, "begin", lambda freeze, use, counts: None),
+        (StageLedger, "fix", lambda ledger, number: None),
+    ],
+    ids=["reads of received units", "no freeze", "a fix that is forgotten"],
+)
+def test_faults_of_transfers_are_found(owner: type, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what keeps received units unread, bands frozen, and stuck sends in place is left out."""
+    monkeypatch.setattr(owner, name, value)
+    assert walk(STATE_FULL, 4).findings
 
 
 def test_feasibility_is_part_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from allocator.physical.chain import PhysicalChain
 from allocator.physical.forward_steps import ForwardSteps, PendingBatches
 from allocator.physical.ledger import BandLedger, StageLedger
 from allocator.physical.units import Units
+from tools.smallscope.checks import known_pins
 from tools.smallscope.copies import fields_of
 from tools.smallscope.device import SymbolicDevice
 from tools.smallscope.world import State
@@ -26,7 +27,7 @@ from tools.smallscope.world import State
 # Fields that are read below, or that never change (geometry and references), or that are history.
 KNOWN: dict[type, str] = {
     PhysicalChain: "checks stage _steps _effects _late _digest _ledger _bands _stored _relief",
-    Band: "index geometry unit_bytes floats units consumer _steps _stage stage_wait _checks pending ledger",
+    Band: "index geometry unit_bytes floats units consumer _steps _stage _stage_wait _checks pending ledger",
     Units: "_bound_log _left_log _live_blocks anchor begin capacity checks direction fenced frontier holder holes live "
     "name resting state unit_of",
     ForwardSteps: "_checks _in_flight _open processed_through seq waited_through",
@@ -49,7 +50,8 @@ def canonical_form(state: State) -> tuple[Any, ...]:
     for band, kind in enumerate(state.world.shape.kinds):
         for place, virtual in enumerate(slots if kind == "state" else pages):
             names[band, virtual] = place
-    uses = {number: place for place, number in enumerate(sorted(state.uses))}
+    numbers = {*state.uses, *state.unreported, state.newest, state.through, *(number for number, _ in state.reports)}
+    uses = {number: place for place, number in enumerate(sorted(numbers))}
     flights = {seq: place + 1 for place, seq in enumerate(state.in_flight)}
     bands = (state.world.owner, *state.world.windows)
     logical = (
@@ -61,7 +63,9 @@ def canonical_form(state: State) -> tuple[Any, ...]:
         ),
         tuple(uses[use] for use in state.unreported),
         state.caps if state.unreported else (),
-        state.reported,
+        tuple((uses[number], extents) for number, extents in state.reports),
+        (uses[state.newest], uses[state.through]),
+        known_pins(state),
     )
     stages = tuple(_chain_form(chain, flights, uses, names) for chain in state.chains)
     return logical, stages, tuple(_device_form(device, flights, uses) for device in state.devices)

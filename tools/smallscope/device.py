@@ -31,8 +31,10 @@ from allocator.effects import (
     Zero,
 )
 from allocator.geometry import StageGeometry
-from allocator.ops import CopyState, Op, Rebind
+from allocator.ops import CopyState, Fix, Op, Rebind
 
+FOR_GOOD = ("peer", "stuck")
+"""Kinds of uses that nothing can wait for."""
 ZEROED = -1
 UNKNOWN = -2
 _BYTES = 64  # room for a byte's offset inside a unit, in a tag
@@ -62,7 +64,7 @@ class Using:
     __slots__ = ("cleared", "kind", "reads", "units", "writes")
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind  # copy, send or peer
+        self.kind = kind  # copy, send, stuck (a send that nobody may wait for any more) or peer
         self.reads = 0
         self.writes = 0
         self.cleared = False
@@ -112,12 +114,16 @@ class SymbolicDevice:
     def apply(self, ops: Sequence[Op], effects: Sequence[Effect], wanted_write: Mapping[int, bool]) -> None:
         """Executes effects in order; `wanted_write[use]` says whether the peer of a published use writes."""
         self.copied_bytes = 0
+        for op in ops:
+            held = self.uses.get(op.use) if isinstance(op, Fix) else None
+            if held is not None and not held.cleared:
+                held.kind = "stuck"
         if not effects:
             return
         content = self._content()
         wanted = self._wanted(ops)
         fresh: set[tuple[int, int]] = set()
-        waits = [effect for effect in effects if isinstance(effect, WaitCopy)]
+        waits = [effect for effect in effects if isinstance(effect, (WaitCopy, HostWait))]
         touched = 0
         for effect in effects:
             if isinstance(effect, Bind):
@@ -144,7 +150,7 @@ class SymbolicDevice:
             self._execute(effect, [], {})
         read_mask, write_mask = self._units_of(reads), self._units_of(writes)
         for use, held in self.uses.items():
-            if held.kind == "peer" and (held.writes & (read_mask | write_mask) or held.reads & write_mask):
+            if held.kind in FOR_GOOD and (held.writes & (read_mask | write_mask) or held.reads & write_mask):
                 raise SymbolFault("fixed_unit", f"forward {seq} touches bytes that the peer of use {use} touches")
             if not held.cleared and (held.writes & (read_mask | write_mask) or held.reads & write_mask):
                 raise SymbolFault("unordered_overlap", f"forward {seq} beside {held.kind} {use}")
@@ -291,7 +297,7 @@ class SymbolicDevice:
                 raise SymbolFault("unordered_overlap", f"{what} bytes beside forward {flight.seq}")
         for use, held in self.uses.items():
             if held.writes & mask or (writes and held.reads & mask):
-                if held.kind == "peer":
+                if held.kind in FOR_GOOD:
                     raise SymbolFault("fixed_unit", f"{what} bytes that the peer of use {use} touches")
                 if not held.cleared:
                     raise SymbolFault("unordered_overlap", f"{what} bytes beside {held.kind} {use}")

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.smallscope.canon import canonical_hash
+from tools.smallscope.checks import Moved, check
 from tools.smallscope.device import SymbolFault
-from tools.smallscope.step import Moved, check, perform
+from tools.smallscope.step import perform
 from tools.smallscope.words import cause_of, in_words
 from tools.smallscope.world import Action, Limits, Shape, State, World
 

@@ -21,6 +21,20 @@ from tools.smallscope.device import SymbolicDevice
 from tools.smallscope.exact import ExactStage
 
 IN_FLIGHT_MAX = 2
+REPORTS_MAX = 2  # so many reports of extents may be on their way before something else is published
+
+KEPT = ("send", "fix", "lend", "receive")
+"""Kinds of uses whose units, freed, wait for the release."""
+FIXED = ("fix", "lend", "receive")
+"""Kinds of uses whose units stay where they are."""
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "backup": ("hold", "receive"),
+    "send": ("hold", "receive"),
+    "lend": ("hold", "receive"),
+    "load": ("hold", *FIXED),
+    "hold": ("hold", *FIXED),
+}
+"""Which open uses of a unit forbid that another of this kind begins on it."""
 
 Units = frozenset[tuple[int, int]]
 """Units as (band, virtual id)."""
@@ -52,6 +66,7 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(("state", "window", "full"), ((3, 1, 2),)),
         Shape(("state", "window", "full"), ((1, 2, 1),)),
         Shape(("state", "window", "full"), ((2, 3, 2), (1, 0, 2))),
+        Shape(("state", "window", "full"), ((1, 2, 0), (2, 0, 3))),
         Shape(("window", "window", "full"), ((2, 3, 1),)),
     ),
 }
@@ -86,7 +101,7 @@ def geometry_of(shape: Shape, units: int) -> Geometry:
 class Use(NamedTuple):
     """An open use: what it is, and the units it names, as (band, virtual id)."""
 
-    kind: str  # backup, load, hold, send, lend (published to read), receive (published to write)
+    kind: str  # backup, load, hold, send, fix (a send for good), lend (published to read), receive (to write)
     units: Units
 
 
@@ -116,7 +131,7 @@ class World:
         )
         self.id_columns = tuple(np.arange(1, count + 1, dtype=np.int32) for count in self.ids)
         self.demands = tuple(self._demands())
-        self.answers: dict[Any, tuple[bool, ...]] = {}  # by brute force, whether each demand fits
+        self.answers: dict[Any, tuple[tuple[bool, bool], ...]] = {}  # by brute force: each demand now, and ever
 
     def _demands(self) -> list[tuple[int, ...]]:
         """Every mix of up to 2 units of each band and up to 3 in all."""
@@ -127,6 +142,10 @@ class World:
         return [demand for demand in out if 0 < sum(demand) <= 3]
 
 
+_PLAIN: tuple[str, ...] = ("seq", "processed", "in_flight", "slots", "quarantine", "next_use")
+_PLAIN += ("newest", "unreported", "caps", "through", "known", "reports")
+
+
 class State:
     """A reachable state; `apply` makes the next one out of it, in place."""
 
@@ -135,14 +154,17 @@ class State:
         "chains",
         "devices",
         "in_flight",
+        "known",
         "logical",
+        "newest",
         "next_use",
         "pages",
         "processed",
         "quarantine",
-        "reported",
+        "reports",
         "seq",
         "slots",
+        "through",
         "unreported",
         "uses",
         "world",
@@ -165,9 +187,12 @@ class State:
         self.quarantine: Units = frozenset()
         self.uses: dict[int, Use] = {}
         self.next_use = 1
-        self.unreported: tuple[int, ...] = ()  # publications whose extents no report covers yet
+        self.newest = 0  # the newest publication in the order of the ops
+        self.unreported: tuple[int, ...] = ()  # publications, over or not, that no report that arrived covers
         self.caps: tuple[int, ...] = ()  # counts that no band may exceed until then
-        self.reported: tuple[Any, ...] = self.nothing_fixed()
+        self.through = 0  # the newest publication of the newest report that arrived
+        self.known: tuple[Any, ...] = self.nothing_fixed()  # extents by the reports that arrived
+        self.reports: tuple[tuple[int, Any], ...] = ()  # on their way: newest publication, extents
 
     def copy(self) -> State:
         """A state that goes on by itself."""
@@ -177,17 +202,7 @@ class State:
         out.chains = [clone(chain) for chain in self.chains]
         out.devices = [device.copy() for device in self.devices]
         out.pages, out.uses = self.pages.copy(), self.uses.copy()
-        for name in (
-            "seq",
-            "processed",
-            "in_flight",
-            "slots",
-            "quarantine",
-            "next_use",
-            "unreported",
-            "caps",
-            "reported",
-        ):
+        for name in _PLAIN:
             setattr(out, name, getattr(self, name))
         return out
 
@@ -300,13 +315,13 @@ class State:
         if len(self.in_flight) == IN_FLIGHT_MAX or not (self.pages or self.slots):
             return
         out += [Action("launch", ("all",)), Action("launch", ("none",)), Action("launch", ("unknown",))]
-        fixed = self.named_by("hold", "receive", "lend")
+        fixed = self.named_by("hold", *FIXED)
         pages = [page for page in self.sorted_pages() if (self.world.owner, page) not in fixed]
         if len(pages) > 1:
             out += [Action("launch", ("page", pages[0])), Action("launch", ("page", pages[-1]))]
 
     def _state_actions(self, out: list[Action]) -> None:
-        kept = self.named_by("hold", "receive", "lend")
+        kept = self.named_by("hold", *FIXED)
         slots = self.sorted_slots()
         written = self.named_by("hold", "receive")
         for source in slots:
@@ -323,21 +338,25 @@ class State:
                 out += [Action("rebind", (band, source, target)) for target in self._without(band)]
 
     def _use_actions(self, out: list[Action]) -> None:
+        may_publish = len(self.reports) < REPORTS_MAX
+        fixed_for_good = self.named_by("fix")
         for use, record in self.uses.items():
             out.append(Action("release", (use,)))
-            if record.kind == "hold":
+            if may_publish and record.kind == "hold" and not record.units & fixed_for_good:
                 out.append(Action("publish", (use,)))
-        if self.unreported or self.extents() != self.reported:
-            out.append(Action("report"))
+            if may_publish and record.kind == "send":
+                out.append(Action("fix", (use,)))
+        if self.reports:
+            out.append(Action("report", (self.reports[0][0],)))
         if len(self.uses) >= self.world.limits.uses:
             return
-        busy = self.named_by("hold", "receive", "lend", "send", "load", "backup")
-        wholes = [(page, self.units_of(page)) for page in self.sorted_pages()]
-        wholes += [(slot, frozenset([(self.world.state, slot)])) for slot in self.sorted_slots()]
-        for _, units in wholes:
-            if not units & busy:
-                names = tuple(sorted(units))
-                out += [Action(kind, (names,)) for kind in ("backup", "load", "hold", "send", "lend")]
+        forbidden = {kind: self.named_by(*kinds) for kind, kinds in FORBIDDEN.items()}
+        wholes = [self.units_of(page) for page in self.sorted_pages()]
+        wholes += [frozenset([(self.world.state, slot)]) for slot in self.sorted_slots()]
+        for units in wholes:
+            for kind, others in forbidden.items():
+                if not units & others and (kind != "lend" or may_publish):
+                    out.append(Action(kind, (tuple(sorted(units)),)))
 
     # --- columns -------------------------------------------------------------------------------------------------
 
@@ -348,3 +367,8 @@ class State:
             ids = sorted(virtual for b, virtual in units if b == band)
             out.append(np.array(ids, dtype=np.int32) if ids else None)
         return out
+
+
+def ids_of(*values: int) -> Int32s:
+    """An id column."""
+    return np.array(values, dtype=np.int32)

@@ -29,7 +29,7 @@ from allocator.effects import (
     Zero,
 )
 from allocator.geometry import BandGeometry, Geometry
-from allocator.ops import CopyState, Flush, Op, Rebind
+from allocator.ops import CopyState, Fix, Flush, Op, Rebind
 
 VERSION = 1
 
@@ -151,6 +151,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "hold": ("number", "columns"),
     "publish": ("number", "columns"),
     "send": ("number", "columns"),
+    "fix": ("number",),
     "backup": ("number", "columns", "columns64"),
     "load": ("number", "columns", "columns64"),
     "end_uses": ("numbers",),
@@ -214,6 +215,8 @@ def op_text(op: Op) -> str:
     if isinstance(op, (Rebind, CopyState)):
         return f"{name} band {op.band}: {_pairs(op.sources, op.targets)}"
     use = f" use {op.use}" if hasattr(op, "use") else ""
+    if isinstance(op, Fix):
+        return f"fix{use}"
     parts = [f"band {part.band} ids {_ids(part.ids)}" for part in op.parts]
     return f"{name}{use} {', '.join(parts)}".rstrip()
 
