@@ -104,7 +104,8 @@ def check_received(state: State) -> None:
         lambda: logical.backup(state.next_use, parts, slots),
     ]
     source = next((virtual for band, virtual in received if band == state.world.state), None)
-    target = next((slot for slot in state.slots if (state.world.state, slot) not in received), None)
+    closed = state.named_by("hold", *FIXED)
+    target = next((slot for slot in state.slots if (state.world.state, slot) not in closed), None)
     if source is not None and target is not None:
         tries.append(lambda: logical.copy_state(ids_of(source), ids_of(target)))
     digest = logical.state_digest()
