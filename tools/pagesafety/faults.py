@@ -19,6 +19,7 @@ CHECKS: dict[str, str] = {
     "ledger_leak": "at quiescence nothing is on record, and free equals boot",
     "unrealizable": "what the logical chain accepted is realized",
     "refusal_changed": "a refused demand leaves the logical and every layout digest unchanged",
+    "trespass": "what no scheduler may ask for is refused with nothing changed",
     "table": "the effects build the id table that the chain answers from; live units are counted alike",
     "stuck_wait": "nothing waits for work that was never issued, or that may never end",
     "outside_chain": "effects touch only bytes of the chain",

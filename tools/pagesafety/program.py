@@ -60,6 +60,7 @@ OPERATIONS: dict[str, Row] = {
     "expect": Row(3, transfer_ops.expect),
     "publish": Row(3, transfer_ops.publish),
     "release": Row(6, transfer_ops.release),
+    "trespass": Row(2, transfer_ops.trespass),
     "report": Row(5, transfer_ops.report),
 }
 ALWAYS = ("admit", "forward", "process")

@@ -5,17 +5,21 @@ Owns the rows of the operation table that begin and end uses. Each does nothing 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from allocator.columns import Int32s
+from allocator.errors import InvariantBroken
+from tools.pagesafety.faults import StressFault
 from tools.pagesafety.request_ops import new_units
 from tools.pagesafety.world import Entry, Holder, Ids, World
 
 
 def backup(world: World, a: int, b: int) -> None:
     """A holder's units go to host slots; the holder may live on, move, be written and end meanwhile."""
-    holder = world.pick(a, [h for h in world.holders.values() if h.waits_for == 0])
+    holder = world.pick(a, world.readable())
     if holder is None:
         return
     last = 1 + b % max(1, len(holder.pages))
@@ -106,7 +110,7 @@ def _units_of_entry(world: World, holder: Holder, entry: Entry) -> Ids:
 
 def send(world: World, a: int, b: int) -> None:
     """Our engine pushes a holder's units to a peer."""
-    holder = world.pick(a, [h for h in world.holders.values() if h.waits_for == 0])
+    holder = world.pick(a, world.readable())
     if holder is not None:
         parts = _known(world, world.units_of(holder, 0, 1 + b % max(1, len(holder.pages))))
         use = world.begin_use("send", parts, holder)
@@ -116,7 +120,7 @@ def send(world: World, a: int, b: int) -> None:
 
 def pull(world: World, a: int, b: int) -> None:
     """A peer learns the addresses of a holder's units, to read them: they are fixed and not written until then."""
-    holder = world.pick(a, [h for h in world.holders.values() if h.waits_for == 0])
+    holder = world.pick(a, world.readable())
     if holder is not None:
         parts = _known(world, world.units_of(holder, 0, 1 + b % max(1, len(holder.pages))))
         use = world.begin_use("pull", parts, holder)
@@ -130,6 +134,35 @@ def _known(world: World, parts: Ids) -> Ids:
     if slots is not None and world.slot_known[slots].any():
         parts[world.state] = slots[world.slot_known[slots]]
     return parts
+
+
+def trespass(world: World, a: int, b: int) -> None:
+    """What no scheduler may ask for is refused with nothing changed: reads of rows that a peer may write, and more."""
+    kind = "hold" if b % 4 == 3 else "receive"
+    open_uses = [use for use in world.uses.values() if use.kind == kind and use.holder in world.holders]
+    if not open_uses:
+        return
+    ids = open_uses[a % len(open_uses)].ids
+    parts, number = world.per_band(ids), world.next_use
+    attempts: dict[str, Callable[[], object]] = {
+        "a send of received rows": lambda: world.logical.send(number, parts),
+        "a publication of received rows": lambda: world.logical.publish(number, parts),
+        "a backup of received rows": lambda: world.logical.backup(number, parts, _first_slots(world, ids)),
+        "a free of held rows": lambda: world.logical.free(parts),
+    }
+    what = list(attempts)[b % 4]
+    before = world.logical.state_digest()
+    try:
+        attempts[what]()
+    except InvariantBroken:
+        if world.logical.state_digest() == before:
+            return
+        raise StressFault("trespass", f"{what} was refused, but changed something") from None
+    raise StressFault("trespass", f"{what} was accepted")
+
+
+def _first_slots(world: World, ids: Ids) -> list[NDArray[np.int64] | None]:
+    return _columns(world, {band: np.arange(column.size, dtype=np.int64) for band, column in ids.items()})
 
 
 def expect(world: World, a: int, b: int) -> None:

@@ -128,6 +128,11 @@ class World:
             if not h.request and (not ready or h.waits_for == 0) and not (unread and h.readers)
         ]
 
+    def readable(self) -> list[Holder]:
+        """Holders whose units a copy or transfer may read: ready, or being loaded, which it then waits for."""
+        loading = {use.number for use in self.uses.values() if use.kind == "load"}
+        return [h for h in self.holders.values() if h.waits_for == 0 or h.waits_for in loading]
+
     def read_pages(self, holder: Holder) -> Int32s:
         """The pages that a forward of this holder reads."""
         shared = self.holders[holder.shared].pages if holder.shared else []
@@ -215,6 +220,11 @@ class World:
         del self.holders[holder.number]
 
     # --- uses ------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_use(self) -> int:
+        """A number that no use has had."""
+        return self._use + 1
 
     def begin_use(self, kind: str, ids: Ids, holder: Holder, entry: int = 0) -> Use | None:
         """Records a use that is about to begin; None when too many are outstanding or there is nothing to touch."""
