@@ -150,6 +150,7 @@ def _refused_changes_nothing(state: State, demand: tuple[int, ...]) -> None:
 
 
 def live_masks(state: State, stage: int) -> tuple[int, ...]:
+    """Per band, the physical units that are bound on a stage, as a mask."""
     device = state.devices[stage]
     return tuple(device.masks(band) if size else 0 for band, size in enumerate(state.world.exact[stage].units))
 
