@@ -11,8 +11,15 @@ from typing import NamedTuple
 import msgspec
 
 from tools.pagesafety.faults import Fault
-from tools.pagesafety.mutants import applied
-from tools.pagesafety.program import Case, Outcome, Program, run_case
+from tools.pagesafety.mutants import MUTANTS, applied
+from tools.pagesafety.program import OPERATIONS, Case, Outcome, Program, run_case
+from tools.pagesafety.shapes import SHAPES
+
+RANKS_MAX = 8
+
+
+class BadCase(Exception):
+    """A file that is no case."""
 
 
 class SavedFault(msgspec.Struct, frozen=True):
@@ -69,8 +76,25 @@ def _text(saved: SavedCase) -> str:
 
 
 def load(path: Path) -> SavedCase:
-    """Reads a case; raises msgspec.ValidationError where it is none."""
-    return msgspec.json.decode(path.read_bytes(), type=SavedCase)
+    """Reads a case; raises BadCase where the file is none, with what it may hold."""
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=SavedCase)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise BadCase(str(error)) from None
+    if saved.shape not in SHAPES:
+        raise BadCase(f"its shape {saved.shape!r} is none of {', '.join(SHAPES)}")
+    if saved.mutant is not None and saved.mutant not in MUTANTS:
+        raise BadCase(f"its mutant {saved.mutant!r} is none of {', '.join(MUTANTS)}")
+    limits = {"page_size": (1, 4096), "ranks": (1, RANKS_MAX), "seed": (0, 2**31 - 1)}
+    for name, (least, most) in limits.items():
+        if not least <= getattr(saved, name) <= most:
+            raise BadCase(f"its {name} {getattr(saved, name)} must be at least {least} and at most {most}")
+    for place, (operation, *numbers) in enumerate(saved.program, 1):
+        if operation not in OPERATIONS:
+            raise BadCase(f"operation {place}, {operation!r}, is none of {', '.join(OPERATIONS)}")
+        if not all(0 <= number < 2**31 for number in numbers):
+            raise BadCase(f"operation {place}, {operation}, has numbers {numbers}: they must be from 0 to 2147483647")
+    return saved
 
 
 def run_saved(saved: SavedCase, with_mutant: bool = True) -> Outcome:

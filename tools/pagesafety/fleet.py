@@ -25,8 +25,6 @@ from tools.pagesafety.faults import StressFault
 
 MakeDevice = Callable[..., ModeledDevice]
 """Makes a rank's device with the arguments of `ModeledDevice`, which it is where nothing else is asked for."""
-Observer = Callable[[int, Sequence[Op] | Sequence[Effect]], None]
-"""(seq, things): the ops of a step before they are applied, then its effects before they are executed."""
 
 
 class Rank:
@@ -35,7 +33,6 @@ class Rank:
     def __init__(self, geometry: Geometry, stage: int, level: int, device: ModeledDevice) -> None:
         self.chain = PhysicalChain(geometry, stage, Checks(level))
         self.device = device
-        self.observer: Observer | None = None
         resting = [self.chain.resting_unit(band) for band in range(len(geometry.stages[stage].bands))]
         self.executor = Executor(geometry, stage, device, resting)
 
@@ -44,22 +41,15 @@ class Rank:
         self.chain.begin_step(seq, processed, released)
         self.device.release(released)
         self.device.retire_through(processed)
-        self._observe(seq, ops)
         effects = self.chain.apply(ops)
-        self._observe(seq, effects)
         self.executor.execute(effects)
         return effects, self.chain.end_step()
 
     def launched(self, seq: int, written: Mapping[int, Int32s | None]) -> list[Effect]:
         """A forward is about to be launched: the waits that came before it."""
         waits = self.chain.launched(seq, written)
-        self._observe(seq, waits)
         self.executor.execute(waits)
         return waits
-
-    def _observe(self, seq: int, things: Sequence[Op] | Sequence[Effect]) -> None:
-        if self.observer is not None and things:
-            self.observer(seq, things)
 
 
 class Stage:

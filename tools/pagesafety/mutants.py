@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allocator.capacity import StageWalk
 from allocator.columns import Int32s, pack_i32
@@ -20,17 +21,21 @@ from allocator.logical.bands import LogicalBands
 from allocator.logical.chain import LogicalChain
 from allocator.logical.freeze import Freeze
 from allocator.logical.quarantine import Quarantine
+from allocator.logical.uses import Uses
 from allocator.physical import band as band_module
 from allocator.physical import chain as chain_module
 from allocator.physical import relief as relief_module
 from allocator.physical import uses as uses_module
-from allocator.physical.band import Band
+from allocator.physical.band import Band, Room
 from allocator.physical.chain import PhysicalChain
+from allocator.physical.clearance import Consumer, Hazard
 from allocator.physical.forward_steps import ForwardSteps, PendingBatches
 from allocator.physical.ledger import ROWS, BandLedger, StageLedger
 from allocator.physical.relief import Relief
-from allocator.physical.units import HOLE
+from allocator.physical.units import HOLE, LIVE
+from daemon.rank.modeled_device import ModeledDevice
 from tools.pagesafety.fleet import Rank
+from tools.pagesafety.shapes import FIVE
 
 
 class Patch:
@@ -93,7 +98,13 @@ def return_pending_early(patch: Patch) -> None:
 
 def count_pending_twice(patch: Patch) -> None:
     """The plan in place counts every pending unit twice."""
-    patch.set(Band, "in_place", lambda self: self.units.holes.count + 2 * self.pending.units)
+    room = patch.set(Band, "room", None)
+
+    def twice(self: Band) -> Room:
+        holes, pending, late = room(self)
+        return Room(holes, 2 * pending, late)
+
+    patch.set(Band, "room", twice)
 
 
 def skip_zeroing(patch: Patch) -> None:
@@ -147,7 +158,7 @@ def skip_copy_waits(patch: Patch) -> None:
     patch.set(
         PhysicalChain,
         "_wait_for_uses",
-        lambda self, numbers: [e for e in wait(self, numbers) if not isinstance(e, WaitCopy)],
+        lambda self, numbers, consumer: [e for e in wait(self, numbers, consumer) if not isinstance(e, WaitCopy)],
     )
 
 
@@ -157,7 +168,7 @@ def skip_host_waits(patch: Patch) -> None:
     patch.set(
         PhysicalChain,
         "_wait_for_uses",
-        lambda self, numbers: [e for e in wait(self, numbers) if not isinstance(e, HostWait)],
+        lambda self, numbers, consumer: [e for e in wait(self, numbers, consumer) if not isinstance(e, HostWait)],
     )
 
 
@@ -168,13 +179,8 @@ def launch_without_waits(patch: Patch) -> None:
 
 
 def read_while_loading(patch: Patch) -> None:
-    """A copy, send or move reads units that a load still writes."""
-    uses_of = patch.set(StageLedger, "uses_of", None)
-    patch.set(
-        StageLedger,
-        "uses_of",
-        lambda self, band, positions, hazards: [] if len(hazards) == 1 else uses_of(self, band, positions, hazards),
-    )
+    """A copy or send reads units that a load still writes."""
+    patch.set(uses_module, "clear_reads", lambda band, positions, consumer, ledger, wait: [])
 
 
 def flush_moves_loading_units(patch: Patch) -> None:
@@ -197,6 +203,7 @@ def relief_moves_fixed_units(patch: Patch) -> None:
             assert Relief.pinned is pinned
 
     patch.set(Relief, "_search", loose)
+    patch.set(band_module, "to_move_from", lambda: (Hazard.COPY_WRITE, Hazard.NETWORK))
 
 
 def relief_moves_without_wait(patch: Patch) -> None:
@@ -209,9 +216,53 @@ def relocate_in_wrong_order(patch: Patch) -> None:
     patch.set(Relief, "_is_open", lambda self, number, target, left: True)
 
 
-def forget_engine_reads(patch: Patch) -> None:
-    """The plan in place counts freed units that our engine still reads."""
-    patch.set(Band, "freed_on_network", lambda self: np.empty(0, dtype=np.int32))
+def move_while_loading(patch: Patch) -> None:
+    """A move reads units that a load still writes, or takes them away from our engine."""
+    patch.set(band_module, "to_move_from", lambda: ())
+
+
+def forget_sent_units(patch: Patch) -> None:
+    """Freed units that our engine still reads are handed out."""
+    patch.set(Uses, "kept", lambda self, band, ids: self._marked["fixed"].mask(band, ids))
+    patch.set(BandLedger, "on_transfer", lambda self, positions: None)
+    patch.set(BandLedger, "touched", lambda self, positions: None)
+
+
+def forget_fixed_sends(patch: Patch) -> None:
+    """A rank goes on waiting for a send that may never end."""
+    patch.set(StageLedger, "fix", lambda self, number: None)
+
+
+def wait_for_sends_elsewhere(patch: Patch) -> None:
+    """Relief waits for sends that this stage stores nothing of."""
+    make_room = patch.set(Relief, "make_room", None)
+
+    def wait_for_all(self: Relief, wanted: Sequence[int]) -> list[object]:
+        empty = [use.number for use in self._ledger if use.hazard is Hazard.NETWORK and not use.parts]
+        return list(self._bands[0]._stage_wait(empty, Consumer.SCHEDULE_COPY)) + list(make_room(self, wanted))
+
+    patch.set(Relief, "make_room", wait_for_all)
+
+
+def read_received_units(patch: Patch) -> None:
+    """Rows that a peer may still be writing are sent, published or copied."""
+    patch.set(Uses, "check_readable", lambda self, columns, what: None)
+
+
+def free_held_units(patch: Patch) -> None:
+    """Rows that are held for a peer are freed like any other."""
+    patch.set(Uses, "check_unheld", lambda self, columns, what, name: None)
+
+
+def thaw_when_a_publication_ends(patch: Patch) -> None:
+    """A publication that is over is forgotten: a report that covers it is not known to cover those before it."""
+    refit = patch.set(Freeze, "refit", None)
+
+    def thaw(self: Freeze) -> None:
+        self._unreported = [use for use in self._unreported if use in self._uses.open]
+        refit(self)
+
+    patch.set(Freeze, "refit", thaw)
 
 
 def copy_state_without_wait(patch: Patch) -> None:
@@ -269,16 +320,19 @@ def resolve_load_at_take(patch: Patch) -> None:
 def forget_quarantine(patch: Patch) -> None:
     """Units that a peer may still touch are freed and handed out."""
     patch.set(Quarantine, "hold_back", lambda self, columns: columns)
-    patch.set(LogicalBands, "_check_unfixed", lambda self, columns: None)
-    patch.set(BandLedger, "fixed", lambda self, positions: None)
+    patch.set(LogicalBands, "_check_unkept", lambda self, columns: None)
+    patch.set(BandLedger, "on_transfer", lambda self, positions: None)
 
 
 def retreat_over_live_units(patch: Patch) -> None:
-    """The frontier retreats one unit too far."""
+    """The frontier of a flush retreats past a live unit."""
     plan = patch.set(band_module, "plan_retreat", None)
-    patch.set(
-        band_module, "plan_retreat", lambda state, frontier, begin=0: max(begin, plan(state, frontier, begin) - 1)
-    )
+
+    def too_far(state: NDArray[np.uint8], frontier: int, begin: int = 0) -> int:
+        top = plan(state, frontier, begin)
+        return top - 1 if top > begin + 1 and state[top - 1] == LIVE else top
+
+    patch.set(band_module, "plan_retreat", too_far)
 
 
 def grow_over_the_neighbour(patch: Patch) -> None:
@@ -312,16 +366,24 @@ def choose_by_rank(patch: Patch) -> None:
 
 
 def ask_the_event(patch: Patch) -> None:
-    """Pending units return when this rank's own device has finished the forward, not when it was processed."""
-    step = patch.set(Rank, "step", None)
+    """A chain asks its own device which forwards have ended (the harness's rank lends it), not what was processed."""
+    begin = patch.set(PhysicalChain, "begin_step", None)
+    build = patch.set(Rank, "__init__", None)
+    devices: dict[int, ModeledDevice] = {}
 
-    def eager(self: Rank, *args: object) -> object:
-        ran = [seq for seq, count in self.device._forward_at.items() if count <= self.device._forward.done]
-        for band in self.chain._stored:
+    def lend(self: Rank, *args: object, **kwargs: object) -> None:
+        build(self, *args, **kwargs)
+        devices[id(self.chain)] = self.device
+
+    def eager(self: PhysicalChain, seq: int, processed_through: int, released: Sequence[int] = ()) -> None:
+        device = devices[id(self)]
+        ran = [forward for forward, count in device._forward_at.items() if count <= device._forward.done]
+        begin(self, seq, processed_through, released)
+        for band in self._stored:
             band.progress(max(ran, default=0))
-        return step(self, *args)
 
-    patch.set(Rank, "step", eager)
+    patch.set(Rank, "__init__", lend)
+    patch.set(PhysicalChain, "begin_step", eager)
 
 
 def capacity_one_unit_too_many(patch: Patch) -> None:
@@ -366,9 +428,18 @@ def extents_one_unit_short(patch: Patch) -> None:
 
 
 def extents_swapped(patch: Patch) -> None:
-    """Ranks report the fixed extents of their first two bands the wrong way round."""
+    """Ranks report the fixed extents of two bands with equal units the wrong way round."""
     extents = patch.set(PhysicalChain, "fixed_extents", None)
-    patch.set(PhysicalChain, "fixed_extents", lambda self: extents(self)[1::-1] + extents(self)[2:])
+
+    def swap(self: PhysicalChain) -> list[tuple[int, int] | None]:
+        out = list(extents(self))
+        sizes = [info.unit_bytes for info in self.stage.bands]
+        pairs = [(i, j) for i in range(len(out)) for j in range(i) if sizes[i] == sizes[j] and out[i] and out[j]]
+        for i, j in pairs[:1]:
+            out[i], out[j] = out[j], out[i]
+        return out
+
+    patch.set(PhysicalChain, "fixed_extents", swap)
 
 
 def rebind_forgets_the_table(patch: Patch) -> None:
@@ -451,11 +522,12 @@ def refusal_mints(patch: Patch) -> None:
 
 
 class Mutant(NamedTuple):
-    """A deliberate fault: how it is applied, the checks that may see it, and within how many seeds one of them must."""
+    """A deliberate fault: how it is applied, the checks that may see it, and within how many seeds of which shapes."""
 
     apply: Callable[[Patch], None]
     checks: tuple[str, ...]
     seeds: int
+    shapes: tuple[str, ...] = FIVE
 
     @property
     def breaks(self) -> str:
@@ -470,11 +542,11 @@ _ROWS = (
     Mutant(settle_all_without_wait, _RACE, 20),
     Mutant(free_at_launch, _RACE, 4),
     Mutant(return_pending_early, _RACE, 20),
-    Mutant(count_pending_twice, ("unrealizable",), 20),
+    Mutant(count_pending_twice, ("unrealizable", "error"), 20),
     Mutant(skip_zeroing, ("lost_write", "cross_dtype_bytes"), 4),
     Mutant(move_written_units, _RACE, 20),
     Mutant(ignore_unknown_writes, _RACE, 20),
-    Mutant(reuse_vacated_at_once, _RACE, 20),
+    Mutant(reuse_vacated_at_once, _RACE, 40),
     Mutant(forget_copy_fence, _RACE, 20),
     Mutant(forget_fenced_bytes, _RACE, 40),
     Mutant(skip_copy_waits, _RACE, 4),
@@ -482,15 +554,21 @@ _ROWS = (
     Mutant(launch_without_waits, _RACE, 4),
     Mutant(read_while_loading, _RACE, 20),
     Mutant(flush_moves_loading_units, (*_RACE, "table"), 20),
-    Mutant(relief_moves_fixed_units, _RACE, 20),
+    Mutant(relief_moves_fixed_units, _RACE, 40),
     Mutant(relief_moves_without_wait, _RACE, 20),
     Mutant(relocate_in_wrong_order, ("lost_write", "cross_dtype_bytes"), 20),
-    Mutant(forget_engine_reads, (*_RACE, "unrealizable"), 20),
+    Mutant(move_while_loading, _RACE, 20),
+    Mutant(forget_sent_units, _RACE, 20),
+    Mutant(forget_fixed_sends, ("stuck_wait", *_RACE), 20),
+    Mutant(wait_for_sends_elsewhere, ("stuck_wait",), 20, ("no-owner", "gaps", "stages")),
+    Mutant(read_received_units, ("trespass", *_RACE), 4),
+    Mutant(free_held_units, ("trespass",), 20),
+    Mutant(thaw_when_a_publication_ends, ("ledger_leak",), 40),
     Mutant(copy_state_without_wait, _RACE, 20),
     Mutant(publish_before_forward_ends, _RACE, 4),
-    Mutant(resolve_load_at_take, (*_RACE, "lost_write"), 20),
-    Mutant(forget_quarantine, _RACE, 20),
-    Mutant(retreat_over_live_units, ("lost_write", "cross_dtype_bytes", "invariant"), 20),
+    Mutant(resolve_load_at_take, (*_RACE, "lost_write"), 40),
+    Mutant(forget_quarantine, (*_RACE, "invariant"), 20),
+    Mutant(retreat_over_live_units, ("lost_write", "cross_dtype_bytes"), 20),
     Mutant(grow_over_the_neighbour, ("lost_write", "cross_dtype_bytes", "invariant"), 20),
     Mutant(choose_by_rank, ("rank_divergence",), 4),
     Mutant(ask_the_event, ("rank_divergence",), 20),
@@ -499,9 +577,9 @@ _ROWS = (
     Mutant(capacity_ignores_fixed_units, ("unrealizable",), 20),
     Mutant(ignore_the_freeze, ("unrealizable", "invariant"), 20),
     Mutant(extents_one_unit_short, ("unrealizable",), 40),
-    Mutant(extents_swapped, ("invariant", "error"), 20),
+    Mutant(extents_swapped, ("invariant", "unrealizable"), 40),
     Mutant(rebind_forgets_the_table, ("table",), 20),
-    Mutant(rebind_keeps_the_holder, ("table", "lost_write", "invariant"), 20),
+    Mutant(rebind_keeps_the_holder, ("table", "lost_write", "invariant"), 40),
     Mutant(release_ends_other_uses, _RACE, 20),
     Mutant(release_keeps_a_record, ("ledger_leak",), 4),
     Mutant(waited_use_is_forgotten, ("invariant",), 20),

@@ -7,21 +7,16 @@ the cases that failed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import get_context
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple
 
 from tools.pagesafety.cases import Found
 from tools.pagesafety.mutants import MUTANTS, applied
 from tools.pagesafety.program import Case, Outcome, random_case, run_case
-from tools.pagesafety.shapes import FIVE
 from tools.pagesafety.shrink import shrink
 
 STRICT_EVERY = 4  # every so many seeds the chains also recount themselves after each step
 PAGE_SIZES = (1, 16, 64)
-
-Task = TypeVar("Task")
-Answer = TypeVar("Answer")
 
 
 class RunSpec(NamedTuple):
@@ -32,7 +27,6 @@ class RunSpec(NamedTuple):
     seed: int
     ops: int
     ranks: int
-    minimize: bool
     device: str = "modeled"
 
 
@@ -67,18 +61,19 @@ class HuntDone(NamedTuple):
 
 
 def run_one(spec: RunSpec) -> RunDone:
-    """One run, minimized when it fails and that was asked for."""
+    """One run."""
     began = time.perf_counter()
     case = random_case(spec.shape, spec.page_size, spec.seed, spec.ops, spec.ranks)
     strict = spec.seed % STRICT_EVERY == 0
-    run = _runner(spec.device, strict)
-    outcome = run(case)
-    found = None
-    if outcome.fault is not None:
-        found = Found(case, None, outcome.fault)
-        if spec.minimize:
-            found = minimized(found, run)
+    outcome = _runner(spec.device, strict)(case)
+    found = Found(case, None, outcome.fault) if outcome.fault is not None else None
     return RunDone(spec, found, outcome.figures, time.perf_counter() - began)
+
+
+def shrink_one(done: RunDone) -> Found:
+    """The smallest case of a run that failed."""
+    assert done.found is not None
+    return minimized(done.found, _runner(done.spec.device, done.spec.seed % STRICT_EVERY == 0))
 
 
 def hunt_one(spec: HuntSpec) -> HuntDone:
@@ -88,7 +83,7 @@ def hunt_one(spec: HuntSpec) -> HuntDone:
     runs = 0
     with applied(spec.mutant):
         for seed in range(spec.seeds):
-            for shape in FIVE:
+            for shape in MUTANTS[spec.mutant].shapes:
                 case = random_case(shape, PAGE_SIZES[seed % len(PAGE_SIZES)], seed, spec.ops, spec.ranks)
                 fault = run_case(case, strict=False).fault
                 runs += 1
@@ -127,14 +122,3 @@ def minimized(found: Found, run: Callable[[Case], Outcome]) -> Found:
     assert fault is not None, "what was shrunk still fails"
     assert fault.check == check
     return Found(small, found.mutant, fault)
-
-
-def over_processes(
-    work: Callable[[Task], Answer], tasks: Iterable[Task], jobs: int, chunk: int = 4
-) -> Iterator[Answer]:
-    """Answers in the order of the tasks, from `jobs` processes (1: this one)."""
-    if jobs <= 1:
-        yield from map(work, tasks)
-        return
-    with get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(work, tasks, chunksize=chunk)

@@ -340,6 +340,9 @@ class World:
         if self.reports:
             _, through, extents = self.reports.pop(number % len(self.reports))
             self.logical.extents_fixed(extents, through)
+            unsent = any(isinstance(op, Publish | Fix) for op in self.ops)
+            if not self.reports and not unsent and self.logical.form.caps is not None:
+                raise StressFault("ledger_leak", "every publication was reported, and bands are still frozen")
 
     def process(self, count: int = 1) -> None:
         """The daemon consumes the results of the oldest forwards."""
