@@ -111,7 +111,7 @@ def test_another_capacity_answer_is_named_as_the_logical_chains(
     assert code == 1
     first = report["divergences"][0]
     assert first["where"] == "logical chain"
-    assert first["op"].startswith(("refusal(", "take("))
+    assert first["op"].startswith(("refusal(", "take(", "never_fits("))
 
 
 def test_what_is_no_complete_trace_is_refused(
