@@ -37,6 +37,17 @@ def die_with_parent(death_signal: signal.Signals = signal.SIGINT) -> None:
         signal.raise_signal(death_signal)
 
 
+def hold_signals() -> None:
+    """Signals wait until `take_signals`; after their receiver has closed they do nothing, so the exit code stands."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    for number in HELD_SIGNALS:
+        signal.signal(number, _too_late)
+
+
+def _too_late(number: int, frame: object) -> None:
+    """The life is over; a handler, not SIG_IGN, which would throw away what is held."""
+
+
 def take_signals() -> None:
     """A child's handlers stand: what was sent to it since it was started is delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
