@@ -19,7 +19,7 @@ from daemon.config import load, recorded, unknown_variables
 from daemon.endpoints import front_server
 from daemon.exits import DaemonError, Exit
 from daemon.logs import open_log
-from daemon.processes import die_with_parent, hold_signals
+from daemon.processes import die_with_parent, hold_signals, ignore_signals
 from daemon.run_dir import RunDir, default_path
 from daemon.settings_table import Settings
 from ipc.errors import EndpointError
@@ -45,7 +45,10 @@ def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any) -> Exit:
         log.warning("JournalRepaired", note=note)
     log.info("JournalOpened", sequence=recovered.last_sequence, lives=recovered.lives, clean=recovered.clean)
     hold_signals()
-    return trio.run(Daemon(settings, run_dir, front, writer, clock, log).run, recovered)
+    try:
+        return trio.run(Daemon(settings, run_dir, front, writer, clock, log).run, recovered)
+    finally:
+        ignore_signals()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

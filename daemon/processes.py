@@ -48,6 +48,12 @@ def _too_late(number: int, frame: object) -> None:
     """The life is over; a handler, not SIG_IGN, which would throw away what is held."""
 
 
+def ignore_signals() -> None:
+    """The process ends now, whatever is sent: an interpreter that shuts down resets handlers, but not this."""
+    for number in HELD_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def take_signals() -> None:
     """A child's handlers stand: what was sent to it since it was started is delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)

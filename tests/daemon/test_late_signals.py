@@ -8,7 +8,13 @@ import sys
 LIFE = """
 import os, signal, sys
 import trio
-from daemon.processes import hold_signals, take_signals
+from daemon.processes import hold_signals, ignore_signals, take_signals
+
+class AtTheVeryEnd:
+    kill, pid, number = os.kill, os.getpid(), int(signal.SIGTERM)
+
+    def __del__(self):
+        self.__class__.kill(self.pid, self.number)
 
 async def life():
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -23,6 +29,8 @@ trio.run(life)
 for number in (signal.SIGTERM, signal.SIGINT):
     os.kill(os.getpid(), number)
 print("ended in order")
+ignore_signals()
+sys.last = AtTheVeryEnd()  # goes when the interpreter clears its modules, after it has reset handlers
 sys.exit(3)
 """
 
