@@ -26,7 +26,7 @@ from allocator.ops import CopyState, Fix, Flush, Free, Op, Rebind, Take
 from allocator.parts import op_columns
 from allocator.physical import uses
 from allocator.physical.band import Band, Growth
-from allocator.physical.clearance import CLEARANCE, Clear, Consumer
+from allocator.physical.clearance import CLEARANCE, TO_READ, Clear, Consumer, to_write
 from allocator.physical.forward_steps import ForwardSteps
 from allocator.physical.ledger import StageLedger
 from allocator.physical.relief import Relief, ReliefCounts, plan_in_place
@@ -285,8 +285,8 @@ class PhysicalChain:
             effects.append(WaitForward(newest))
         units = band.units
         copier = Consumer.SCHEDULE_COPY
-        effects += uses.clear_reads(band, units.positions(sources), copier, self._ledger, self._wait_for_uses)
-        effects += uses.clear_writes(band, units.positions(targets), copier, self._ledger, self._wait_for_uses)
+        for ids, hazards in ((sources, TO_READ), (targets, to_write(copier))):
+            effects += uses.clear(band, units.positions(ids), hazards, copier, self._ledger, self._wait_for_uses)
         return [*effects, Copy(op.band, pack_i32(units.unit_of[sources]), pack_i32(units.unit_of[targets]))]
 
     def _wait_for_uses(self, numbers: Sequence[int], consumer: Consumer) -> list[Effect]:

@@ -56,12 +56,11 @@ def begin_use(
             band.use_over(held)
     for band, ids in columns:
         positions = band.units.positions(ids)
-        if isinstance(op, Load):
-            effects += clear_writes(band, positions, Consumer.HOST_LOAD, ledger, wait)
-        elif receives:
-            effects += clear_writes(band, positions, Consumer.NETWORK_RECEIVE, ledger, wait)
+        if isinstance(op, Load) or receives:
+            writer = Consumer.NETWORK_RECEIVE if receives else Consumer.HOST_LOAD
+            effects += clear(band, positions, to_write(writer), writer, ledger, wait)
         elif not isinstance(op, Hold):
-            effects += clear_reads(band, positions, Consumer.SCHEDULE_COPY, ledger, wait)
+            effects += clear(band, positions, TO_READ, Consumer.SCHEDULE_COPY, ledger, wait)
     effects += _submit(op, columns, steps)
     hazard = HAZARDS[type(op)]
     parts: list[tuple[int, Int32s]] = []
@@ -95,22 +94,18 @@ def _submit(op: UseOp, columns: Sequence[tuple[Band, Int32s]], steps: ForwardSte
     return out
 
 
-def clear_reads(
-    band: Band, positions: Int32s, consumer: Consumer, ledger: StageLedger, wait: WaitForUses
+def clear(
+    band: Band,
+    positions: Int32s,
+    hazards: tuple[Hazard, ...],
+    consumer: Consumer,
+    ledger: StageLedger,
+    wait: WaitForUses,
 ) -> list[Effect]:
-    """Waits before something reads these units: a load may still write them."""
+    """Waits for the uses of these hazards on units that a consumer is about to touch (`TO_READ`, `to_write`)."""
     if band.ledger.touched(positions) is None:
         return []
-    return wait(ledger.uses_of(band.index, positions, TO_READ), consumer)
-
-
-def clear_writes(
-    band: Band, positions: Int32s, consumer: Consumer, ledger: StageLedger, wait: WaitForUses
-) -> list[Effect]:
-    """Waits before a consumer writes these units: a copy or our engine may still touch them."""
-    if band.ledger.touched(positions) is None:
-        return []
-    return wait(ledger.uses_of(band.index, positions, to_write(consumer)), consumer)
+    return wait(ledger.uses_of(band.index, positions, hazards), consumer)
 
 
 def fix(op: Fix, bands: Sequence[Band], ledger: StageLedger) -> None:

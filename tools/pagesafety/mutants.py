@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from allocator.physical import relief as relief_module
 from allocator.physical import uses as uses_module
 from allocator.physical.band import Band, Room
 from allocator.physical.chain import PhysicalChain
-from allocator.physical.clearance import Hazard
+from allocator.physical.clearance import TO_READ, Hazard
 from allocator.physical.forward_steps import PendingBatches
 from allocator.physical.ledger import BandLedger, StageLedger
 from allocator.physical.relief import Relief
@@ -175,7 +175,12 @@ def launch_without_waits(patch: Patch) -> None:
 
 def read_while_loading(patch: Patch) -> None:
     """A copy or send reads units that a load still writes."""
-    patch.set(uses_module, "clear_reads", lambda band, positions, consumer, ledger, wait: [])
+    clear = patch.set(uses_module, "clear", None)
+
+    def of_writers(band: Any, at: Any, hazards: Any, *more: Any) -> Any:
+        return [] if hazards == TO_READ else clear(band, at, hazards, *more)
+
+    patch.set(uses_module, "clear", of_writers)
 
 
 def flush_moves_loading_units(patch: Patch) -> None:
