@@ -194,7 +194,13 @@ class TokenBatch(msgspec.Struct, tag=True, array_like=True):
 
 
 class Finished(msgspec.Struct, tag=True, array_like=True):
-    """The one terminal message of a choice. `reason` is an `EndReason`; `detail` says by whom or why, with numbers."""
+    """The one terminal message of a choice. `reason` is an `EndReason`; `detail` says by whom or why, with numbers.
+
+    `cached_tokens` of the prompt were not computed, because the prefix cache had them when the request first started.
+    `matched_tokens` is how far full-attention pages alone matched, and `hit_cut` the band that ended the usable hit
+    (`full`: the cache knows no more of this prompt, `window:TOKENS` or `state`: it knew more tokens, but not that part
+    of them; empty: the whole prompt but its last token, or no cache was asked).
+    """
 
     id: str
     choice: int
@@ -204,6 +210,8 @@ class Finished(msgspec.Struct, tag=True, array_like=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0
+    matched_tokens: int = 0
+    hit_cut: str = ""
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
@@ -236,6 +244,7 @@ class RankSettings(msgspec.Struct):
     threads: int = 0  # 0: measured at boot
     invariants: int = 1
     options: dict[str, str] = {}
+    checkpoint_interval: int = 0  # tokens between checkpoints of recurrent state; 0: requests own no checkpoint slot
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
@@ -281,7 +290,9 @@ class Forward(msgspec.Struct, array_like=True, frozen=True):
     `rows`, `generations`, `starts`, `counts` int32[n]; `flags` uint8[n]; `tokens` int64, the explicit tokens of all
     EXPLICIT rows in order. `table_rows`, `table_indexes`, `table_pages` int32[m]: virtual page-table entries that are
     new to the ranks (a row's whole table at admission, then only what changed). A row whose generation rose starts
-    afresh: its old table, history and state are void.
+    afresh: its old table, history and state are void. `slots` int32[n]: the virtual id of each row's working state slot
+    (empty for a model without recurrent state). A row that starts at position 0 has no state yet, whatever its slot
+    holds; any other continues from the state in its slot.
     """
 
     rows: bytes
@@ -294,6 +305,7 @@ class Forward(msgspec.Struct, array_like=True, frozen=True):
     table_indexes: bytes
     table_pages: bytes
     sampling: list[RowSampling]
+    slots: bytes = b""
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):

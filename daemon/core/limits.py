@@ -27,3 +27,6 @@ class CoreConfig(msgspec.Struct, frozen=True):
     stop_ids_max: int = 128
     logprobs_max: int = 20
     flush_moves_max: int = 32
+    enable_prefix_caching: bool = True
+    checkpoint_interval: int = 256  # tokens between checkpoints of recurrent state; a multiple of `page_size`
+    state_cache: str = "extra_buffer"  # or "no_buffer": state is cached at a sequence's end only, `page_size` 1
