@@ -78,6 +78,9 @@ def core_config(settings: Settings) -> CoreConfig:
         schedule_policy=settings.schedule_policy,
         overlap=not settings.disable_overlap,
         reserve=settings.reserve,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        checkpoint_interval=settings.checkpoint_interval,
+        state_cache=settings.state_cache,
     )
 
 

@@ -195,6 +195,9 @@ def build_parser(command: str, about: str) -> argparse.ArgumentParser:
         options: dict[str, Any] = {"dest": row.attribute, "help": text}
         if row.kind == "switch":
             options |= {"action": "store_const", "const": "true"}
+            if row.negation:
+                against = f"the opposite of {row.flag}"
+                parser.add_argument(row.negation, dest=row.attribute, action="store_const", const="false", help=against)
         elif row.kind == "pairs":
             options |= {"action": "append", "metavar": "KEY=VALUE"}
         else:
@@ -236,6 +239,7 @@ def check_together(settings: Settings) -> None:
             f"--chunked-prefill-size {settings.chunked_prefill_size} is above --max-num-batched-tokens "
             f"{settings.max_num_batched_tokens}: no step could hold such a chunk; lower the first or raise the second"
         )
+    _check_state_cache(settings)
     if settings.endpoint and not settings.endpoint.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"--endpoint: {settings.endpoint!r} is not allowed; allowed: ipc://PATH or tcp://HOST:PORT")
     if settings.endpoint.startswith("tcp://") and not settings.keys and not settings.insecure:
@@ -247,6 +251,29 @@ def check_together(settings: Settings) -> None:
         raise ConfigError(f"model: {settings.model!r} does not exist; allowed: a directory or a GGUF file")
     if settings.chat_template and not Path(settings.chat_template).is_file():
         raise ConfigError(f"--chat-template: {settings.chat_template!r} is no file")
+
+
+def _check_state_cache(settings: Settings) -> None:
+    """What the cached states of recurrent layers and the page size ask of each other; nothing without the cache."""
+    if not settings.enable_prefix_caching:
+        return
+    page = settings.page_size
+    if settings.state_cache == "no_buffer" and page != 1:
+        raise ConfigError(
+            f"--state-cache no_buffer keeps the state of any length of a sequence, so a page must hold 1 token, and "
+            f"--page-size is {page}; pass --page-size 1, or --state-cache extra_buffer"
+        )
+    interval = settings.checkpoint_interval
+    if settings.state_cache == "extra_buffer" and interval % page:
+        raise ConfigError(
+            f"--checkpoint-interval {interval} is no multiple of --page-size {page}: a kept state would stand inside a "
+            f"page; {next_multiple(interval, page)} is the next multiple"
+        )
+
+
+def next_multiple(least: int, of: int) -> int:
+    """The smallest multiple of `of` that is at least `least`."""
+    return -(-least // of) * of
 
 
 def resolve(command: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -267,6 +294,10 @@ def resolve(command: str, flags: Mapping[str, Any], environ: Mapping[str, str]) 
         values.setdefault("max_running_requests", min(Settings.max_running_requests, budget))
     elif values.get("max_running_requests", 0) > Settings.max_num_batched_tokens:
         values["max_num_batched_tokens"] = values["max_running_requests"]
+    if values.get("state_cache") == "no_buffer" and values.get("enable_prefix_caching", True):
+        values.setdefault("page_size", 1)
+    page = values.get("page_size", Settings.page_size)
+    values.setdefault("checkpoint_interval", next_multiple(Settings.checkpoint_interval, page))
     settings = Settings(**values)
     check_together(settings)
     return settings
@@ -361,7 +392,7 @@ def _markdown() -> str:
     lines = ["| flag | environment | default | allowed | commands | meaning |", "| - | - | - | - | - | - |"]
     for row in TABLE:
         flag = f"`{row.attribute.upper()}` (first argument)" if row.positional else f"`{row.flag}`"
-        flag += "".join(f", `{alias}`" for alias in row.aliases)
+        flag += "".join(f", `{name}`" for name in (*row.aliases, row.negation) if name)
         default = render_value(row, row.default)
         cells = [flag, f"`{row.variable}`", f"`{default}`" if default else "empty", _range_text(row)]
         lines.append("| " + " | ".join([*cells, ", ".join(row.commands), row.help]) + " |")

@@ -86,7 +86,13 @@ def rank_settings(settings: Settings) -> RankSettings:
         threads=settings.threads,
         invariants=settings.invariants,
         options=dict(settings.rank_option),
+        checkpoint_interval=settings.checkpoint_interval if keeps_checkpoints(settings) else 0,
     )
+
+
+def keeps_checkpoints(settings: Settings) -> bool:
+    """Whether requests of a model with recurrent state own a checkpoint slot beside their working slot."""
+    return settings.enable_prefix_caching and settings.state_cache == "extra_buffer"
 
 
 class RankSupervisor:

@@ -41,6 +41,11 @@ class Setting:
         return self.flag.removeprefix("--")
 
     @property
+    def negation(self) -> str:
+        """The flag that switches off a switch which is on by default; empty for every other row."""
+        return f"--no-{self.key}" if self.kind == "switch" and self.default else ""
+
+    @property
     def variable(self) -> str:
         """The environment variable."""
         return "BANDMASTER_" + self.key.upper().replace("-", "_")
@@ -112,6 +117,32 @@ class Settings:
         low=0.01, high=0.98,
     )  # fmt: skip
     page_size: int = _row("int", 16, "tokens of one page", SERVER, low=1, high=4096)
+
+    # --- the prefix cache
+    enable_prefix_caching: bool = _row(
+        "switch",
+        True,
+        "keep what requests computed of their tokens, for later requests that begin with the same ones",
+        SERVER,
+    )
+    checkpoint_interval: int = _row(
+        "int",
+        256,
+        "tokens between two kept states of a model with recurrent layers, a multiple of the page size; only there a "
+        "later request can go on (SGLang's --mamba-track-interval)",
+        SERVER,
+        low=1,
+        high=1 << 20,
+    )
+    state_cache: str = _row(
+        "choice",
+        "extra_buffer",
+        "how recurrent state is cached: `extra_buffer` keeps it every checkpoint interval in a second slot of each "
+        "request; `no_buffer` only at a request's end, without a second slot, and needs `--page-size 1`, the default "
+        "then (SGLang's --mamba-radix-cache-strategy)",
+        SERVER,
+        choices=("extra_buffer", "no_buffer"),
+    )
 
     # --- the scheduler
     max_running_requests: int = _row(

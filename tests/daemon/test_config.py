@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon import config
+from daemon.app import core_config
 from daemon.config import ConfigError, load, resolve
 from daemon.rank import modeled, torch_runner
+from daemon.ranks import rank_settings
 from daemon.settings_table import TABLE, Setting, Settings
 
 NUMERIC = [row for row in TABLE if row.low is not None]
@@ -158,6 +160,9 @@ def test_what_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
     [
         (["--max-num-batched-tokens", "8", "--max-running-requests", "9"], ["--max-num-batched-tokens 8", "9"]),
         (["--max-num-batched-tokens", "64", "--chunked-prefill-size", "65"], ["--chunked-prefill-size 65", "64"]),
+        (["--checkpoint-interval", "100"], ["--checkpoint-interval 100", "--page-size 16", "112"]),
+        (["--page-size", "3", "--checkpoint-interval", "256"], ["--checkpoint-interval 256", "--page-size 3", "258"]),
+        (["--state-cache", "no_buffer", "--page-size", "16"], ["--state-cache no_buffer", "--page-size is 16"]),
         (["/nowhere/model"], ["model", "/nowhere/model"]),
         (["--chat-template", "/nowhere/t"], ["--chat-template", "/nowhere/t"]),
         (["--endpoint", "udp://x"], ["--endpoint", "udp://x"]),
@@ -181,7 +186,67 @@ def test_a_default_gives_way_to_an_explicit_value() -> None:
     assert many.max_num_batched_tokens == 4096
 
 
+@pytest.mark.parametrize(
+    ("argv", "page_size", "interval"),
+    [
+        ([], 16, 256),
+        (["--page-size", "48"], 48, 288),
+        (["--page-size", "1024"], 1024, 1024),
+        (["--state-cache", "no_buffer"], 1, 256),
+        (["--no-enable-prefix-caching", "--state-cache", "no_buffer"], 16, 256),
+    ],
+)
+def test_the_checkpoint_grid_follows_the_pages(argv: list[str], page_size: int, interval: int) -> None:
+    """Without a wish of its own the interval is a multiple of the page size; no_buffer brings pages of one token."""
+    settings = load("serve", argv, environ={})
+    assert (settings.page_size, settings.checkpoint_interval) == (page_size, interval)
+
+
+def test_what_the_cache_asks_of_pages_counts_only_with_the_cache() -> None:
+    """Without the prefix cache no state is kept, so neither its grid nor its pages are refused."""
+    argv = ["--no-enable-prefix-caching", "--page-size", "16", "--checkpoint-interval", "100"]
+    assert not load("serve", argv, environ={}).enable_prefix_caching
+    assert load("serve", [*argv, "--state-cache", "no_buffer"], environ={}).state_cache == "no_buffer"
+
+
+def test_a_switch_that_is_on_can_be_switched_off_everywhere(tmp_path: Path) -> None:
+    """By flag, by variable and by file; the positive flag overrides both of the latter."""
+    file = tmp_path / "c.toml"
+    file.write_text("enable-prefix-caching = false\n")
+    assert load("serve", [], environ={}).enable_prefix_caching
+    for argv, environ in (
+        (["--no-enable-prefix-caching"], {}),
+        ([], {"BANDMASTER_ENABLE_PREFIX_CACHING": "false"}),
+        (["--config", str(file)], {}),
+    ):
+        assert not load("serve", argv, environ=environ).enable_prefix_caching
+        last = load("serve", [*argv, "--enable-prefix-caching"], environ=environ)
+        assert last.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([], 256),
+        (["--checkpoint-interval", "64"], 64),
+        (["--no-enable-prefix-caching"], 0),
+        (["--state-cache", "no_buffer"], 0),
+    ],
+)
+def test_ranks_hear_of_checkpoints_only_where_requests_own_a_slot_for_them(argv: list[str], told: int) -> None:
+    """The interval, or 0 where a request holds its working slot alone; the core hears the settings as they are."""
+    settings = load("serve", argv, environ={})
+    assert rank_settings(settings).checkpoint_interval == told
+    core = core_config(settings)
+    assert (core.enable_prefix_caching, core.checkpoint_interval, core.state_cache) == (
+        settings.enable_prefix_caching,
+        settings.checkpoint_interval,
+        settings.state_cache,
+    )
+
+
 CHANGED: dict[str, Any] = {
+    "enable_prefix_caching": False,
     "rank_option": {"eos_id": "2", "delay_us": "10"},
     "host": "::1",
     "api_key": "s3cret",
