@@ -120,7 +120,7 @@ class EpochEnded(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Controlled(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """An operator's order: `drain` (admit nothing new), `stop` (end everything now), `drain_expired`."""
+    """An operator's order: `drain` (admit nothing new), `stop` (end everything now), `drain_expired`, `flush_cache`."""
 
     now_ns: int
     order: str

@@ -52,6 +52,7 @@ class Verdict(StrEnum):
     STALLED = "stalled"
     DRAINING = "draining"
     IDLE = "idle"
+    FLUSHED = "flushed"
 
 
 END_TEXT: dict[EndReason, str] = {
