@@ -5,13 +5,13 @@ Owns the byte budget: given, or a share of the memory that is available now. Mus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import psutil
 
 from allocator.decl import MHA, Full, Layer, Part
-from allocator.errors import BudgetTooSmall
+from allocator.errors import BudgetTooSmall, DeclarationError
 from allocator.plan import StoragePlan, plan_storage
 from allocator.sizing import Sizing, size_arena
 from daemon.rank.errors import RankError
@@ -48,20 +48,33 @@ def budget_bytes(settings: RankSettings, free_bytes: int) -> int:
     return free_bytes * settings.mem_fraction_ppm // PPM
 
 
-def plan_and_size(shapes: Sequence[KVShape], settings: RankSettings, max_model_len: int, budget: int) -> Sized:
-    """Plan full-attention layers of these shapes and size the arena; raises RankError with the table of terms."""
-    layers = [
-        Layer((Part(MHA(kv_heads=s.kv_heads, k_dim=s.k_dim, v_dim=s.v_dim, dtype=s.dtype), Full()),)) for s in shapes
-    ]
-    plan = plan_storage(layers, settings.page_size)
+def plan_and_size(
+    layers: Sequence[Layer | KVShape],
+    settings: RankSettings,
+    max_model_len: int,
+    budget: int,
+    local: Iterable[int] | None = None,
+) -> Sized:
+    """Plan what all `layers` of the model store and size the arena of the stage that holds the `local` ones (all).
+
+    A KVShape stands for a layer that keeps K and V for every token. Raises RankError with the table of terms below the
+    floor, and for layers or a page size that cannot be laid out.
+    """
+    everything = [_kv_layer(one) if isinstance(one, KVShape) else one for one in layers]
     try:
+        plan = plan_storage(everything, settings.page_size, local)
         sizing = size_arena(
             plan,
             budget,
             max_running_requests=settings.max_running_requests,
             max_model_len=max_model_len,
             max_batched_tokens=settings.max_batched_tokens,
+            slots_per_request=2 if settings.checkpoint_interval else 1,
         )
-    except BudgetTooSmall as error:
+    except (BudgetTooSmall, DeclarationError) as error:
         raise RankError(str(error)) from error
     return Sized(plan, sizing)
+
+
+def _kv_layer(shape: KVShape) -> Layer:
+    return Layer((Part(MHA(shape.kv_heads, shape.k_dim, shape.v_dim, shape.dtype), Full()),))

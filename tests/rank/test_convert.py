@@ -195,11 +195,6 @@ def test_the_embedded_model_is_complete(tmp_path_factory: pytest.TempPathFactory
 
 # config class -> (fields, what the refusal must name)
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
-    "windows": ("Gemma3TextConfig", {}, "layer 0 is sliding_attention; sliding-window attention"),
-    "windows of mistral": ("MistralConfig", {"sliding_window": 128}, "sliding_attention"),
-    "recurrent state": ("BambaConfig", {}, "recurrent state"),
-    "convolution": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "convolution"),
-    "both in a layer": ("FalconH1Config", {}, "attention and recurrent state in one layer"),
     "encoder and decoder": ("T5Config", {}, "encoder-decoder"),
     "no causal model": ("ViTConfig", {}, "no causal language model"),
     "latent attention": ("DeepseekV3Config", {}, "kv_lora_rank=512; latent"),
