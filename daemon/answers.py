@@ -1,6 +1,7 @@
 """Answers: what the daemon says to a front end's `Ask`, as JSON or text.
 
-Owns the table of questions. Must never change anything except through the engine's orders (`drain`, `flush`).
+Owns the table of questions. Must never change anything except through the engine's orders (`drain`, `flush`,
+`flush_cache`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from daemon.core.inputs import FlushAsked
+from daemon.core.inputs import Controlled, FlushAsked
 
 if TYPE_CHECKING:
     from daemon.app import Daemon
@@ -40,6 +41,7 @@ class Answers:
             "metrics": self._metrics,
             "drain": self._drain,
             "flush": self._flush,
+            "flush_cache": self._flush_cache,
         }
 
     async def _health(self, options: dict[str, int]) -> tuple[bool, str]:
@@ -92,3 +94,31 @@ class Answers:
                 await trio.sleep(FLUSH_LOOK_EVERY_S)
             return True, _json({"before": before, "after": daemon.bands()})
         return False, _json({"blocked_by": f"no step was reported within {FLUSH_WITHIN_S:g} s", "before": before})
+
+    async def _flush_cache(self, options: dict[str, int]) -> tuple[bool, str]:
+        """Empty the prefix cache; ok when it is empty, else what is kept and by whom. Only a written decision counts.
+
+        The freed units are reusable once no forward in flight reads them; what running requests read stays.
+        """
+        daemon = self._daemon
+        if not daemon.engine.epoch:
+            return False, _json({"blocked_by": "booting: there is no memory yet"})
+        observer, before = daemon.observer, daemon.observer.flushes
+        daemon.engine.order(Controlled(daemon.clock.now_ns(), "flush_cache"))
+        with trio.move_on_after(FLUSH_WITHIN_S):
+            while observer.flushes == before:
+                await trio.sleep(FLUSH_LOOK_EVERY_S)
+            told = {kind: _by_band(observer.flushed, f"{kind}_units_") for kind in ("freed", "kept")}
+            kept = any(told["kept"].values())
+            readers = {"read_by": self._readers()} if kept else {}
+            return not kept, _json({"flushed": not kept, **told, **readers})
+        return False, _json({"blocked_by": f"the order was not carried out within {FLUSH_WITHIN_S:g} s"})
+
+    def _readers(self) -> list[str]:
+        """Ids of the requests that hold memory, and so may read what the prefix cache keeps."""
+        return [entry["id"] for entry in self._daemon.core.view()["requests"] if entry["row"] >= 0]
+
+
+def _by_band(numbers: dict[str, int], prefix: str) -> dict[str, int]:
+    """The numbers whose names begin so, by the rest of their names: a band's."""
+    return {name.removeprefix(prefix): number for name, number in numbers.items() if name.startswith(prefix)}

@@ -42,9 +42,20 @@ CORE_TOTALS = {
     "retracted_tokens_total": ("retracted_tokens", "tokens whose computation a retraction threw away"),
     "parks_total": ("parks", "times a request was parked"),
     "stalls_total": ("stalls", "times work waited and no token was scheduled for long"),
+    "checkpoints_kept_total": ("checkpoints_kept", "recurrent states kept in a request's checkpoint slot"),
+    "checkpoints_given_total": ("checkpoints_given", "recurrent states given to the prefix cache"),
+    "checkpoints_skipped_total": ("checkpoints_skipped", "recurrent states not given for want of a fresh slot"),
+    "cache_flushes_total": ("cache_flushes", "orders to empty the prefix cache that were carried out"),
     "steps_total": ("steps", "steps sent to the ranks"),
     "forwards_total": ("forwards", "steps with a forward"),
 }
+# Numbers of the core whose names end in a band's, and the metric with that band as label.
+BAND_GAUGES = {
+    "cached_units_": ("cached_units", "units that the prefix cache holds, per band"),
+    "reclaimable_units_": ("reclaimable_units", "of those, units that no request reads, per band"),
+}
+BAND_TOTALS = {"evicted_units_": ("evicted_units", "units taken back from the prefix cache, per band")}
+NO_CUT = "none"
 
 
 class Metrics:
@@ -55,6 +66,9 @@ class Metrics:
         self._gauges = {name: self._gauge(shown, text) for name, (shown, text) in CORE_GAUGES.items()}
         self._totals = {name: self._counter(shown, text) for name, (shown, text) in CORE_TOTALS.items()}
         self._told: dict[str, int] = dict.fromkeys(self._totals, 0)
+        self._band_gauges = {name: self._gauge(*row, ["band"]) for name, row in BAND_GAUGES.items()}
+        self._band_totals = {name: self._counter(*row, ["band"]) for name, row in BAND_TOTALS.items()}
+        self._prefix_metrics()
         self._bands = self._gauge("units", "units per band and state", ["band", "state"])
         self._gateway = self._gauge("gateway_events", "counters of the gateway, hostile messages among them", ["event"])
         self._ranks = self._gauge("rank_stream_events", "counters of the rank streams", ["event"])
@@ -87,6 +101,49 @@ class Metrics:
             now = gauges.get(name, 0)
             counter.inc(max(0, now - self._told[name]))
             self._told[name] = now
+
+        for name, number in gauges.items():
+            self._set_band_number(name, number)
+
+    def _set_band_number(self, name: str, number: int) -> None:
+        """Take over a number of the core that belongs to one band, by the prefix of its name; ignores all others."""
+        for prefix, gauge in self._band_gauges.items():
+            if name.startswith(prefix):
+                gauge.labels(name.removeprefix(prefix)).set(number)
+        for prefix, counter in self._band_totals.items():
+            if name.startswith(prefix):
+                counter.labels(name.removeprefix(prefix).removesuffix("_total")).inc(
+                    max(0, number - self._told.get(name, 0))
+                )
+                self._told[name] = number
+
+    def _prefix_metrics(self) -> None:
+        """What admissions found in the prefix cache."""
+        self.queries = self._counter("prefix_cache_queries", "tokens looked up in the prefix cache, at first admission")
+        self.hits = self._counter("prefix_cache_hits", "of those, tokens found there and not computed")
+        self.resumed_queries = self._counter(
+            "prefix_cache_resumed_queries", "tokens looked up in the prefix cache by requests that were retracted"
+        )
+        self.resumed_hits = self._counter("prefix_cache_resumed_hits", "of those, tokens found there and not computed")
+        self.lookups = self._counter(
+            "prefix_cache_lookups",
+            "look-ups by what ended the hit: full (no shared prefix beyond it), window:TOKENS or state (the prefix is "
+            "known and lacks this part), none (all but the last token was found)",
+            ["cut"],
+        )
+        self.unusable = self._counter(
+            "prefix_cache_unusable_tokens",
+            "tokens known to the prefix cache and computed, by the missing part",
+            ["cut"],
+        )
+
+    def looked_up(self, queried: int, cached: int, matched: int, cut: str, resumed: bool) -> None:
+        """An admission looked `queried` tokens up; `cached` of `matched` known ones are used, `cut` ended the hit."""
+        (self.resumed_queries if resumed else self.queries).inc(queried)
+        (self.resumed_hits if resumed else self.hits).inc(cached)
+        self.lookups.labels(cut or NO_CUT).inc()
+        if matched > cached:
+            self.unusable.labels(cut or NO_CUT).inc(matched - cached)
 
     def set_bands(self, bands: Mapping[str, tuple[int, int, int, int]]) -> None:
         """Units per band, as the ranks reported them last."""

@@ -49,6 +49,8 @@ class Observer:
     ) -> None:
         """`found` is where the core's checks leave broken invariants; they are logged and taken out."""
         self.bands: list[tuple[int, int, int, int]] = []  # as reported last
+        self.flushes = 0  # of the prefix cache that were carried out and written
+        self.flushed: dict[str, int] = {}  # the numbers of the newest one
         self._metrics = metrics
         self._clock = clock
         self._log = log
@@ -148,14 +150,27 @@ class Observer:
 
     def _decided(self, decided: Decided) -> None:
         times = self._times.get(decided.request)
-        if decided.verdict == Verdict.ADMITTED and times is not None and not times.admitted_ns:
-            times.admitted_ns = decided.now_ns
-            self._metrics.queue_time.observe((decided.now_ns - times.arrived_ns) / NS_PER_S)
+        if decided.verdict == Verdict.ADMITTED:
+            self._admitted(decided, times)
+        elif decided.verdict == Verdict.FLUSHED:
+            self.flushes += 1
+            self.flushed = decided.numbers
         ids = {"request": decided.request} if decided.request else {}
         write = self._log.info if decided.verdict in LOGGED_AT_INFO else self._log.debug
         if decided.verdict == Verdict.STALLED:
             write = self._log.error
         write(str(decided.verdict).capitalize(), **ids, reason=decided.reason, by=decided.by, **decided.numbers)
+
+    def _admitted(self, decided: Decided, times: Times | None) -> None:
+        """What an admission found in the prefix cache; the first one of a request ends its time in the queue."""
+        first = times is not None and not times.admitted_ns
+        if times is not None and first:
+            times.admitted_ns = decided.now_ns
+            self._metrics.queue_time.observe((decided.now_ns - times.arrived_ns) / NS_PER_S)
+        numbers = decided.numbers
+        if queried := numbers.get("queried_tokens", 0):
+            cached, matched = numbers.get("cached_tokens", 0), numbers.get("matched_tokens", 0)
+            self._metrics.looked_up(queried, cached, matched, decided.reason, resumed=not first)
 
     def _finished(self, now_ns: int, finished: Finished) -> None:
         times = self._times.pop(finished.request, None)
@@ -178,6 +193,8 @@ class Observer:
             prompt_tokens=finished.prompt_tokens,
             output_tokens=finished.output_tokens,
             cached_tokens=finished.cached_tokens,
+            matched_tokens=finished.matched_tokens,
+            hit_cut=finished.hit_cut,
             queue_ms=_ms(times.arrived_ns, times.admitted_ns),
             first_token_ms=_ms(times.arrived_ns, times.first_token_ns),
             total_ms=_ms(times.arrived_ns, now_ns),

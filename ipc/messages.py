@@ -65,8 +65,8 @@ class Generate(msgspec.Struct, tag=True, array_like=True):
 
     `stop_ids` (int64 column) end a choice once it has `min_tokens` output tokens; `max_tokens` None means as many as
     fit. `clip` allows the output to be cut to what memory and the model's length can hold. `deadline_ms` counts from
-    arrival, 0 is none. A higher `priority` is served earlier. `namespace` is kept for the prefix cache to come: who
-    may share pages with whom. While no page is shared nothing reads it, and no HTTP field sets it.
+    arrival, 0 is none. A higher `priority` is served earlier. `namespace` says who may share cached prefixes with whom:
+    empty, or a kind and a value, like `salt:VALUE`, so that keys of different kinds are never equal.
     """
 
     id: str

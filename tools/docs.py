@@ -23,7 +23,7 @@ API_PAGE = """# HTTP interface
 
 Made by `python -m tools.docs --write` from the tables of `daemon/frontend/`. The endpoints are those of the OpenAI API,
 `/v1/models`, `/v1/completions`, `/v1/chat/completions`, and `/tokenize`, `/detokenize`, `/health`, `/health/live`,
-`/health/ready`, `/metrics`, `/version`.
+`/health/ready`, `/metrics`, `/version`, `/flush_cache`.
 
 ## Request fields
 
@@ -37,6 +37,25 @@ Checked, and without effect on the output:
 
 Known to clients of OpenAI, vLLM or SGLang and not built here; any value but a neutral one is answered with a 400 that
 names the field, as is every field that no table has: {refused}.
+
+## Usage and the prefix cache
+
+`usage.prompt_tokens_details.cached_tokens` is how many prompt tokens were found in the prefix cache and not computed,
+all prompts of the request together; each prompt counts once, whatever `n` is. It is in every answer in one piece and in
+the last chunk of a stream with `include_usage`; with `continuous_usage_stats` the details are null until it is known.
+Beside it, as an extension, `hits` has one entry per prompt, in order:
+
+* `cached_tokens` of this prompt. Tokens and log probabilities are the same whatever it is.
+* `matched_tokens`: how far the cache knew this prompt, by its full-attention pages alone.
+* `hit_cut`: what ended the hit. `full`: nothing more of this prompt is known. `window:TOKENS` or `state`: the rest of
+  `matched_tokens` is known, but not this part of it. null: all but the last token was found, or no cache was asked (it
+  is switched off, or log probabilities of the prompt were wanted).
+
+`cache_salt` (as in vLLM) gives a request a space of its own: its prefixes are found only by requests of an equal salt,
+and a request without a salt finds only those without one. [prefix_cache.md](prefix_cache.md) says how hits are found.
+
+`POST /flush_cache` empties the prefix cache. 200: nothing is left in it; 409: running requests read a part, which
+stays; the body says how many units of each band were freed and kept. It asks for the API key, if there is one.
 
 ## Answers that are no success
 

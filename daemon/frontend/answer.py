@@ -81,11 +81,12 @@ class Answer:
                 self._note(self._generation)
 
     def _note(self, generation: Generation) -> None:
-        first_s = generation.first_token_s
+        first_s, hits = generation.first_token_s, generation.hits
         self._facts |= {
             "choices": len(generation.choices),
             "prompt_tokens": generation.prompt_tokens,
             "output_tokens": generation.output_tokens,
+            "cached_tokens": None if hits is None else sum(hit.cached_tokens for hit in hits),
             "finish_reasons": sorted({choice.finish_reason or "none" for choice in generation.choices}),
             "first_token_ms": None if first_s is None else round(first_s * 1000, 1),
         }

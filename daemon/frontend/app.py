@@ -15,6 +15,7 @@ from starlette.routing import Route
 from daemon.frontend.answer import AnswerRoute
 from daemon.frontend.envelope import Envelope
 from daemon.frontend.errors import FAILED, JSON_TYPE, ApiError
+from daemon.frontend.routes_admin import AdminRoutes
 from daemon.frontend.routes_model import ModelRoutes
 from daemon.frontend.routes_monitor import MonitorRoutes
 from daemon.frontend.schemas import CHAT, COMPLETIONS
@@ -46,7 +47,7 @@ async def _bug(request: Request, error: Exception) -> Response:
 
 def build_app(service: Service) -> Envelope:
     """The whole application over one service."""
-    model, monitor = ModelRoutes(service), MonitorRoutes(service)
+    model, monitor, admin = ModelRoutes(service), MonitorRoutes(service), AdminRoutes(service)
     routes = [
         Route("/v1/models", model.models),
         Route("/v1/models/{name:path}", model.one_model),
@@ -59,6 +60,7 @@ def build_app(service: Service) -> Envelope:
         Route("/health/live", monitor.live),
         Route("/health/ready", monitor.ready),
         Route("/metrics", monitor.metrics),
+        Route("/flush_cache", admin.flush_cache, methods=["POST"]),
     ]
     handlers = {ApiError: _api_error, HTTPException: _http_error, Exception: _bug}
     app = Starlette(routes=routes, exception_handlers=handlers)

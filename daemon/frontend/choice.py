@@ -8,6 +8,7 @@ tokens up to the match.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from daemon.frontend.detokenizer import Detokenizer
 from daemon.frontend.logprobs import TokenLogprob, read_logprobs
@@ -15,6 +16,14 @@ from daemon.frontend.pieces import Pieces
 from daemon.frontend.prepare import Prepared
 from daemon.frontend.stops import StopMatcher
 from ipc.messages import Finished, Logprobs
+
+
+class Hit(NamedTuple):
+    """What the prefix cache had of a choice's prompt when it first started; see `ipc.messages.Finished`."""
+
+    cached_tokens: int
+    matched_tokens: int
+    cut: str
 
 
 class Choice:
@@ -29,8 +38,8 @@ class Choice:
         "_stop_ids",
         "_wants_ids",
         "_wants_logprobs",
-        "cached_tokens",
         "finish_reason",
+        "hit",
         "index",
         "logprobs",
         "new_ids",
@@ -44,7 +53,7 @@ class Choice:
         self.index = index
         self.prompt = prompt
         self.output_tokens = 0
-        self.cached_tokens = 0
+        self.hit: Hit | None = None  # told at the end
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.new_ids: list[int] = []  # since the last delta, when the client wants ids
@@ -109,7 +118,7 @@ class Choice:
 
     def end(self, finished: Finished) -> str:
         """The choice has ended well: the rest of its text; sets `finish_reason` and the final counts."""
-        self.cached_tokens = finished.cached_tokens
+        self.hit = Hit(finished.cached_tokens, finished.matched_tokens, finished.hit_cut)
         if self.stopped:
             self.finish_reason = "stop"
             return ""

@@ -32,6 +32,7 @@ KNOWN_ROUTES = (
     "/health/ready",
     "/metrics",
     "/version",
+    "/flush_cache",
 )
 
 

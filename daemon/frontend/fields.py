@@ -17,6 +17,7 @@ from daemon.frontend.errors import ApiError, bad_field
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
 STOP_IDS_MAX = 128
+SALT_BYTES_MAX = 200
 PROMPTS_MAX = 128
 MESSAGES_MAX = 4096
 
@@ -130,6 +131,15 @@ def text(field: Field, value: Any, vocab_size: int) -> str:
     string = expect(value, str, field.name, "a string")
     if field.high is not None and len(string) > field.high:
         raise bad_field(field.name, f"must have at most {field.high:g} characters, got {len(string)}", "out_of_range")
+    return string
+
+
+def salt(field: Field, value: Any, vocab_size: int) -> str:
+    """string of 1 to 200 bytes"""
+    string = expect(value, str, field.name, "a string")
+    size = len(string.encode())
+    if not 1 <= size <= SALT_BYTES_MAX:
+        raise bad_field(field.name, f"must have 1 to {SALT_BYTES_MAX} bytes in UTF-8, got {size}", "out_of_range")
     return string
 
 

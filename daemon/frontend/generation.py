@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import trio
 
-from daemon.frontend.choice import Choice
+from daemon.frontend.choice import Choice, Hit
 from daemon.frontend.errors import SUCCESSES, ApiError, end_error, lost_error, refusal_error
 from daemon.frontend.prepare import Prepared
 from daemon.frontend.service import Service
@@ -69,10 +69,14 @@ class Generation:
         return sum(choice.output_tokens for choice in self.choices)
 
     @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that were found in the prefix cache, each prompt counted once."""
-        step = self._prepared.options.n
-        return sum(choice.cached_tokens for choice in self.choices[::step])
+    def hits(self) -> list[Hit] | None:
+        """What the prefix cache had of each prompt; None until the first choice of every prompt has ended.
+
+        The first choice speaks for its prompt: the others find what it computed, which is no reuse to account for.
+        """
+        hits = [choice.hit for choice in self.choices[:: self._prepared.options.n]]
+        known = [hit for hit in hits if hit is not None]
+        return known if len(known) == len(hits) else None
 
     async def run(self, sink: Sink) -> None:
         """Send every prompt and follow it to its end; output goes to `sink`."""

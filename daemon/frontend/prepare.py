@@ -64,7 +64,13 @@ class Prepared:
             n=options.n,
             priority=options.priority,
             clip=options.max_tokens is None,
+            namespace=namespace(options),
         )
+
+
+def namespace(options: Options) -> str:
+    """Who shares cached prefixes with this request; the kind in front keeps a salt unequal to keys of other kinds."""
+    return "" if options.cache_salt is None else f"salt:{options.cache_salt}"
 
 
 def sampling(options: Options) -> Sampling:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from daemon.frontend.choice import Choice
+from daemon.frontend.choice import Choice, Hit
 from daemon.frontend.generation import Generation
 from daemon.frontend.logprobs import CompletionLogprobs, TokenLogprob, chat_logprobs
 from daemon.frontend.schemas import CHAT, Options
@@ -20,14 +20,26 @@ encode = msgspec.json.Encoder().encode
 
 
 def usage(generation: Generation) -> Document:
-    """Token counts: prompts once each, all choices' output up to a stop string's end."""
-    prompt, output = generation.prompt_tokens, generation.output_tokens
+    """Token counts: prompts once each, all choices' output up to a stop string's end.
+
+    What the prefix cache had is known at the ends only, and null before.
+    """
+    prompt, output, hits = generation.prompt_tokens, generation.output_tokens, generation.hits
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+        "prompt_tokens_details": None if hits is None else _details(hits),
     }
+
+
+def _details(hits: list[Hit]) -> Document:
+    """Cached tokens of all prompts together, as in the API, and how far each prompt's hit went and what ended it."""
+    each = [
+        {"cached_tokens": hit.cached_tokens, "matched_tokens": hit.matched_tokens, "hit_cut": hit.cut or None}
+        for hit in hits
+    ]
+    return {"cached_tokens": sum(hit.cached_tokens for hit in hits), "hits": each}
 
 
 class Renderer:

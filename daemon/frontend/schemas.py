@@ -19,6 +19,7 @@ from daemon.frontend.fields import (
     messages,
     number,
     prompts,
+    salt,
     stop_strings,
     stream_options,
     template_arguments,
@@ -63,6 +64,7 @@ BUILT_FIELDS: tuple[Field, ...] = (
     Field("include_stop_str_in_output", boolean, BOTH, False),
     Field("skip_special_tokens", boolean, BOTH, True, note="leave special tokens out of the text"),
     Field("priority", integer, BOTH, 0, -PRIORITY_MAX, PRIORITY_MAX, note="a higher one is served earlier"),
+    Field("cache_salt", salt, BOTH, None, note="cached prefixes are shared only among requests of the same salt"),
     Field("stream", boolean, BOTH, False),
     Field("stream_options", stream_options, BOTH, None, note="only with stream"),
     Field("echo", boolean, (COMPLETIONS,), False, note="the prompt precedes the output, with its logprobs if asked"),
@@ -99,7 +101,6 @@ REFUSED_FIELDS: tuple[Field, ...] = (
         {
             "allowed_token_ids": ([],),
             "bad_words": ([],),
-            "cache_salt": (),
             "custom_logit_processor": (),
             "custom_params": (),
             "ebnf": (),
@@ -193,6 +194,7 @@ class Options:
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     priority: int
+    cache_salt: str | None
     stream: bool
     include_usage: bool
     continuous_usage: bool

@@ -125,6 +125,7 @@ def read_options(endpoint: str, document: dict[str, Any], vocab_size: int) -> Op
         include_stop_str_in_output=values["include_stop_str_in_output"],
         skip_special_tokens=values["skip_special_tokens"],
         priority=values["priority"],
+        cache_salt=values["cache_salt"],
         stream=values["stream"],
         include_usage=stream.get("include_usage", False),
         continuous_usage=stream.get("continuous_usage_stats", False),

@@ -133,6 +133,62 @@ async def test_X8_a_metric_that_throws_touches_nothing(autojump_clock: trio.test
     assert len(scene.log.events("ObserveFailed")) == 2
 
 
+def admitted(at: int, request: int, cut: str, queried: int, cached: int, matched: int) -> Outputs:
+    numbers = {"queried_tokens": queried, "cached_tokens": cached, "matched_tokens": matched}
+    return Outputs(decisions=[Decided(at, "admitted", request, cut, numbers)])
+
+
+def test_P2_what_ended_a_hit_is_counted_apart() -> None:
+    """No shared prefix, no usable checkpoint and no usable window are different series; lost tokens have their kind."""
+    scene = Scene()
+    scene.show(arrived(S), accepted())
+    scene.show(Ticked(2 * S), admitted(2 * S, 1, "full", 100, 0, 0))
+    scene.show(Ticked(2 * S), admitted(2 * S, 2, "state", 100, 0, 64))
+    cuts = {cut: scene.value("prefix_cache_lookups_total", cut=cut) for cut in ("full", "state", "none", "window:64")}
+    assert cuts == {"full": 1, "state": 1, "none": 0, "window:64": 0}
+    assert scene.value("prefix_cache_unusable_tokens_total", cut="state") == 64
+    assert scene.value("prefix_cache_unusable_tokens_total", cut="full") == 0
+    assert (scene.value("prefix_cache_queries_total"), scene.value("prefix_cache_hits_total")) == (200, 0)
+
+
+def test_P7_every_token_skipped_is_counted_once() -> None:
+    """First admissions count as in vLLM; what a retracted request finds again is counted apart, and nothing is lost."""
+    scene = Scene()
+    scene.show(arrived(S), accepted())
+    scene.show(Ticked(2 * S), admitted(2 * S, 1, "", 33, 32, 32))
+    scene.show(Ticked(3 * S), admitted(3 * S, 2, "window:64", 33, 16, 32))
+    scene.show(Ticked(4 * S), admitted(4 * S, 1, "full", 48, 47, 47))
+    scene.show(Ticked(5 * S), Outputs(decisions=[Decided(5 * S, "admitted", 1, "")]))  # no cache was asked
+    assert (scene.value("prefix_cache_queries_total"), scene.value("prefix_cache_hits_total")) == (66, 48)
+    resumed = scene.value("prefix_cache_resumed_queries_total"), scene.value("prefix_cache_resumed_hits_total")
+    assert resumed == (48, 47)
+    assert scene.value("prefix_cache_lookups_total", cut="none") == 1
+    assert scene.value("prefix_cache_unusable_tokens_total", cut="window:64") == 16
+
+
+def test_a_line_says_what_was_cached_and_what_cut_it() -> None:
+    """The canonical line has cached tokens, how far tokens were known, and the kind that ended the hit."""
+    scene = Scene()
+    scene.show(arrived(S), accepted())
+    end = Finished("a", 0, 1, "length", "", 33, 8, 16, 32, "state")
+    scene.show(Ticked(2 * S), Outputs(replies=[Reply(0, end)]))
+    line = scene.log.events("Finished")[0]
+    assert (line["cached_tokens"], line["matched_tokens"], line["hit_cut"]) == (16, 32, "state")
+
+
+def test_the_cache_is_shown_per_band() -> None:
+    """What it holds and what is reclaimable are gauges, what was taken back and checkpoints are counters."""
+    scene = Scene()
+    first = {"cached_units_full": 9, "cached_units_window:64": 4, "reclaimable_units_full": 5}
+    first |= {"evicted_units_full_total": 7, "checkpoints_given_total": 2, "checkpoints_skipped_total": 1}
+    scene.metrics.set_core(first)
+    scene.metrics.set_core(first | {"cached_units_full": 3, "evicted_units_full_total": 13})
+    assert (scene.value("cached_units", band="full"), scene.value("cached_units", band="window:64")) == (3, 4)
+    assert scene.value("reclaimable_units", band="full") == 5
+    assert scene.value("evicted_units_total", band="full") == 13
+    assert (scene.value("checkpoints_given_total"), scene.value("checkpoints_skipped_total")) == (2, 1)
+
+
 def test_totals_follow_the_core() -> None:
     """Counters take the core's totals over; gauges its present values."""
     scene = Scene()

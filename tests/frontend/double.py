@@ -32,9 +32,16 @@ def accepted(message: Generate) -> Accepted:
     return Accepted(message.id, 1, message.n, message.max_tokens or 100, 7)
 
 
-def finished(message: Generate, reason: str = "stop", output: int = 0, choice: int = 0, detail: str = "") -> Finished:
-    """The end of a choice."""
-    return Finished(message.id, choice, 1 + choice, reason, detail, len(message.prompt) // 8, output, 0)
+def finished(
+    message: Generate,
+    reason: str = "stop",
+    output: int = 0,
+    choice: int = 0,
+    detail: str = "",
+    hit: tuple[int, int, str] = (0, 0, "full"),
+) -> Finished:
+    """The end of a choice; `hit` is cached tokens, matched tokens and the cut."""
+    return Finished(message.id, choice, 1 + choice, reason, detail, len(message.prompt) // 8, output, *hit)
 
 
 def refused(message: Generate, code: str, text: str = "", **numbers: Any) -> Refused:

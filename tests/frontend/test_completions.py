@@ -176,7 +176,7 @@ async def test_every_sampling_field_reaches_the_daemon():
     message = daemon.streams[0].message
     assert {name: getattr(message.sampling, name) for name in fields} == fields
     assert (message.priority, message.max_tokens, message.min_tokens, message.clip) == (-3, 11, 4, False)
-    assert message.namespace == "", "nothing a client can send sets it"
+    assert message.namespace == "", "without a salt prefixes are shared"
     await post(service, CHAT, messages=HELLO, top_k=-1)
     assert daemon.streams[1].message.sampling.top_k == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,33 @@ async def test_the_version_of_a_tree_that_is_not_installed(monkeypatch):
         told = (await client.get("/version")).json()["version"]
     project = Path(__file__).parents[2] / "pyproject.toml"
     assert f'version = "{told}"' in project.read_text().splitlines()
+
+
+FLUSHED = '{"flushed": true, "freed": {"full": 7}, "kept": {"full": 0}}'
+READ = '{"flushed": false, "freed": {"full": 3}, "kept": {"full": 4}, "read_by": ["a"]}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "code"),
+    [
+        (Answer(1, True, FLUSHED), 200, None),
+        (Answer(1, False, READ), 409, None),
+        (Answer(1, False, '{"blocked_by": "booting: there is no memory yet"}'), 503, "not_flushed"),
+        (Answer(1, False, "unknown question 'flush_cache'; known: ping"), 503, "not_flushed"),
+        (DaemonLost("gone"), 503, "daemon_lost"),
+        (trio.TooSlowError(), 503, "daemon_slow"),
+    ],
+)
+async def test_X10_a_flush_of_the_cache_is_done_or_says_why_not(answer, status, code):
+    """Success with what was freed, failure with who reads, or an error in the API's shape; never a mere 200."""
+    service, daemon = make_service(says("x"), api_keys=("key",))
+    daemon.answers["flush_cache"] = answer
+    async with http_client(service) as client:
+        assert (await client.post("/flush_cache")).status_code == 401, "a key is asked for like on the API"
+        response = await client.post("/flush_cache", headers={"authorization": "Bearer key"})
+        assert (await client.get("/flush_cache", headers={"authorization": "Bearer key"})).status_code == 405
+    assert response.status_code == status
+    if code is None:
+        assert response.json() == json.loads(answer.body)
+    else:
+        assert response.json()["error"]["code"] == code

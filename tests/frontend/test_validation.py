@@ -31,6 +31,7 @@ WRONG = {
     kinds.integer: [True, 1.5, 1.0, "1", [], {}, 10**20, -(10**20)],
     kinds.number: [True, "1", [], {}, 10**20, -(10**20)],
     kinds.text: [1, True, [], {}, "x" * 5000],
+    kinds.salt: [1, 1.5, True, [], ["a"], {}, "", "x" * 201, "\u00e9" * 101],
     kinds.stop_strings: [1, True, {}, [1], [""], [None], [["a"]], "", ["a"] * 17, "x" * 1025],
     kinds.token_ids: [*BAD_IDS, [0] * 100_000],
     kinds.prompts: [
