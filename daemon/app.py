@@ -19,6 +19,7 @@ import trio
 from allocator.checks import Checks
 from allocator.geometry import Geometry
 from daemon.answers import Answers
+from daemon.boot_notes import boot_notes
 from daemon.clock import Clock
 from daemon.compaction import CompactionWorker
 from daemon.config import recorded
@@ -310,6 +311,8 @@ class Daemon:
             self.engine.order(EpochBegan(now_ns, epoch.number, epoch.geometry, epoch.facts))
             self.gateway.open(epoch.facts)
             self._log.info("EpochBegan", epoch=epoch.number, model=epoch.facts.name)
+            for note in boot_notes(self._settings, epoch.geometry, epoch.facts):
+                (self._log.warning if note.warns else self._log.info)(note.event, **note.values)
 
     async def _signals(self, signals: Any) -> None:
         """The first signal is an order, each further one makes it faster."""
