@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from allocator.capacity import Demand, StageWalk
+from allocator.cost import request_cost
 from allocator.demand import Purpose, RequestSizes, pages_for, request_demand
 from allocator.errors import BudgetTooSmall
 from allocator.geometry import StageGeometry
@@ -50,6 +50,8 @@ class Sizing:
     targets: Demand
     slots_wanted: int
     concurrency: list[Concurrency]
+    slots_per_request: int = 1
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The table as text, one line per entry."""
@@ -57,15 +59,25 @@ class Sizing:
         out = [f"{term.name:<{width}}  {term.size_bytes:>16,d} bytes  {term.note}".rstrip() for term in self.terms]
         for band, units in zip(self.geometry.bands, self.targets, strict=True):
             if band.kind == "state":
-                short = f", of {self.slots_wanted:,d} wanted" if units < self.slots_wanted else ""
-                out.append(f"band {band.name}: {units:,d} slots of {band.unit_bytes:,d} bytes{short}")
+                out.append(
+                    f"band {band.name}: {units:,d} slots of {band.unit_bytes:,d} bytes{self._slots_short(units)}"
+                )
             else:
                 tokens = units * self.page_size
                 out.append(
                     f"band {band.name}: {units:,d} pages of {band.unit_bytes:,d} bytes, {tokens:,d} tokens at "
                     f"{band.unit_bytes / self.page_size:,.0f} bytes each"
                 )
-        return out + [f"requests of {row.tokens:,d} tokens at once: {row.requests:,d}" for row in self.concurrency]
+        out += [f"requests of {row.tokens:,d} tokens at once: {row.requests:,d}" for row in self.concurrency]
+        return out + list(self.notes)
+
+    def _slots_short(self, slots: int) -> str:
+        """Empty where every running request has its slots; else both numbers."""
+        if slots >= self.slots_wanted:
+            return ""
+        per = self.slots_per_request
+        requests = f"{slots // per:,d} of {self.slots_wanted // per:,d} requests"
+        return f", of {self.slots_wanted:,d} wanted: state for {requests} at once, at {per} each"
 
 
 def size_arena(
@@ -117,10 +129,27 @@ def size_arena(
     assert sum(term.size_bytes for term in terms) == budget_bytes
     assert walk.overlap_bytes(targets) <= 0, "targets fit the geometry they come with"
     virtual_pages = _virtual_pages(walk, plan, max_running_requests, max_model_len)
-    has_state = any(band.kind == "state" for band in bands)
-    virtual_slots = max(slots, slots_per_request * max_running_requests) if has_state else 0
-    rows = _concurrency(walk, plan, max_model_len, max_batched_tokens, slots_per_request)
-    return Sizing(geometry, plan.page_size, virtual_pages, virtual_slots, terms, targets, slots_wanted, rows)
+    virtual_slots = _virtual_slots(walk, plan, virtual_pages + slots_wanted)
+    lengths = sorted({max(1, max_model_len // 16), max(1, max_model_len // 4), max_model_len})
+    interval = _interval(plan, slots_per_request)
+    rows = [
+        Concurrency(tokens, requests_at_once(walk, plan, tokens, max_batched_tokens, interval))
+        for tokens in lengths
+        if any(band.unit_bytes for band in bands)
+    ]
+    notes = _notes(interval, max_model_len)
+    return Sizing(
+        geometry,
+        plan.page_size,
+        virtual_pages,
+        virtual_slots,
+        terms,
+        targets,
+        slots_wanted,
+        rows,
+        slots_per_request,
+        notes,
+    )
 
 
 def _chain_start(plan: StoragePlan) -> int:
@@ -146,9 +175,23 @@ def _floor(plan: StoragePlan, max_model_len: int, max_batched_tokens: int, slots
 
 def _sizes(plan: StoragePlan, tokens: int, max_batched_tokens: int, slots_per_request: int) -> RequestSizes:
     """A request of `tokens` stored tokens; one that owns a checkpoint slot holds its windows back to the checkpoint."""
-    interval = max((band.checkpoint_interval for band in plan.bands), default=0) if slots_per_request > 1 else 0
     chunk = min(tokens, max_batched_tokens)
-    return RequestSizes(tokens, 0, chunk_tokens=chunk, checkpoint_interval=interval)
+    return RequestSizes(tokens, 0, chunk_tokens=chunk, checkpoint_interval=_interval(plan, slots_per_request))
+
+
+def _interval(plan: StoragePlan, slots_per_request: int) -> int:
+    """Tokens between checkpoints of a request that owns a checkpoint slot; 0: none does."""
+    return max((band.checkpoint_interval for band in plan.bands), default=0) if slots_per_request > 1 else 0
+
+
+def _notes(interval: int, max_model_len: int) -> tuple[str, ...]:
+    """What the sizes make impossible. The last token of a sequence is always computed, so a hit ends before it."""
+    if interval < max_model_len or not interval:
+        return ()
+    return (
+        f"prefix reuse cannot occur: state is kept every {interval:,d} tokens and no sequence is longer than "
+        f"{max_model_len:,d}; lower --checkpoint-interval below that",
+    )
 
 
 def _missing_bytes(plan: StoragePlan, start_bytes: int, arena_bytes: int, floor: Demand) -> int:
@@ -211,28 +254,32 @@ def _virtual_pages(walk: StageWalk, plan: StoragePlan, max_running_requests: int
     return limit if plan.bands[-1].geometry.unit_bytes else 2 * limit
 
 
-def _concurrency(
-    walk: StageWalk, plan: StoragePlan, max_model_len: int, max_batched_tokens: int, slots_per_request: int
-) -> list[Concurrency]:
-    """Requests at once, by memory alone, at 1/16, 1/4 and all of the model's length."""
-    rows: list[Concurrency] = []
-    for tokens in sorted({max(1, max_model_len // 16), max(1, max_model_len // 4), max_model_len}):
-        sizes = _sizes(plan, tokens, max_batched_tokens, slots_per_request)
-        one = list(request_demand(plan.band_geometries(), plan.page_size, sizes, Purpose.CEILING))
-        for index, band in enumerate(plan.bands):
-            if band.geometry.kind == "state":
-                one[index] = slots_per_request
-        stored = [units for units, band in zip(one, plan.bands, strict=True) if band.geometry.unit_bytes]
-        if not stored:
-            continue
-        limit = walk.arena_bytes // UNIT_ALIGN_BYTES
-        most = _most(partial(_many_fit, walk, one), limit)
-        rows.append(Concurrency(tokens, most))
-    return rows
+def _virtual_slots(walk: StageWalk, plan: StoragePlan, most: int) -> int:
+    """The id limit of slots: what the bytes hold, so that a prefix cache may fill it with states; at most `most`.
+
+    Every kept state belongs to another last page of a prefix, so there are never more than pages and working sets.
+    """
+    units = [band.geometry.unit_bytes for band in plan.bands if band.geometry.kind == "state"]
+    if not units:
+        return 0
+    return min(most, (walk.arena_bytes - walk.start_bytes) // units[0]) if units[0] else most
 
 
-def _many_fit(walk: StageWalk, one: Sequence[int], n: int) -> bool:
-    return walk.overlap_bytes([n * units for units in one]) <= 0
+def requests_at_once(
+    walk: StageWalk, plan: StoragePlan, tokens: int, max_batched_tokens: int, checkpoint_interval: int = 0
+) -> int:
+    """How many requests of `tokens` stored tokens one stage holds at once, by memory alone.
+
+    Each with its pages, windows, state and checkpoint; one batch of new tokens on top. On a stage that stores nothing
+    for them: the most that its bytes could count.
+    """
+    cost = request_cost(plan.band_geometries(), plan.page_size, tokens, max_batched_tokens, checkpoint_interval)
+    most = walk.arena_bytes // UNIT_ALIGN_BYTES
+
+    def fits(n: int) -> bool:
+        return walk.overlap_bytes([n * owned + tail for owned, tail in zip(cost.owned, cost.tail, strict=True)]) <= 0
+
+    return _most(fits, most)
 
 
 def _most(fits: Callable[[int], bool], high: int) -> int:

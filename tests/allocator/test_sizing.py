@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.capacity import StageWalk
+from allocator.cost import request_cost
 from allocator.decl import MHA, MLA, Full, Layer, Lifetime, Part, State, StateLife, StateTensor, Window
 from allocator.errors import BudgetTooSmall
 from allocator.geometry import Geometry
@@ -109,10 +110,61 @@ def test_S6_more_requests_than_slots_are_clamped_with_both_numbers() -> None:
     sizing = size(hybrid_plan(), 40_000, running=500)
     slots = sizing.targets[0]
     assert 1 <= slots < 500
-    assert f"band state: {slots} slots of 512 bytes, of 500 wanted" in "\n".join(sizing.lines())
+    said = (
+        f"band state: {slots} slots of 512 bytes, of 500 wanted: state for {slots} of 500 requests at once, at 1 each"
+    )
+    assert said in sizing.lines()
+    double = size(hybrid_plan(), 40_000, running=500, slots_per_request=2)
+    assert f"wanted: state for {double.targets[0] // 2} of 500 requests at once, at 2 each" in "\n".join(double.lines())
+    assert "wanted" not in "\n".join(size(hybrid_plan(), 100_000, running=2).lines())
     fewer = size(hybrid_plan(), 40_000, running=500, state_slots=3)
     assert fewer.targets[0] == 3
     assert fewer.targets[-1] > sizing.targets[-1], "slots not asked for are pages"
+
+
+@pytest.mark.parametrize(("interval", "length", "said"), [(64, 65, False), (64, 64, True), (64, 63, True)])
+def test_P2_an_interval_beyond_the_context_is_said(interval: int, length: int, said: bool) -> None:
+    """Where no checkpoint can lie inside a sequence the boot table says that reuse cannot occur, and both numbers."""
+    plan = hybrid_plan()
+    assert plan.bands[0].checkpoint_interval == interval
+    lines = "\n".join(size(plan, 100_000, length=length, slots_per_request=2).lines())
+    what = f"prefix reuse cannot occur: state is kept every {interval} tokens and no sequence is longer than {length}"
+    assert (what in lines) == said
+    assert "prefix reuse" not in "\n".join(size(plan, 100_000, length=length).lines()), (
+        "caches at a sequence's end only"
+    )
+    assert "prefix reuse" not in "\n".join(size(full_plan(), 100_000, length=length, slots_per_request=2).lines())
+
+
+def test_states_may_fill_the_arena() -> None:
+    """Slot ids are limited by bytes, not by the running requests, so that a prefix cache can hold many states; a stage
+    without state bytes never limits the others."""
+    plan = hybrid_plan()
+    sizing = size(plan, 100_000, running=2, slots_per_request=2)
+    chain = sizing.geometry.arena_bytes - sizing.geometry.chain_start_bytes
+    assert sizing.virtual_slots == min(chain // 512, sizing.virtual_pages + 4) > 4
+    counts = [sizing.virtual_slots, 0, 0, 0]
+    assert StageWalk(sizing.geometry).overlap_bytes(counts) <= 0
+    layers: list[Layer] = [Layer((Part(ATTENTION, Full()),)), Layer((Part(STATE, StateLife(64)),))]
+    bare = size(plan_storage(layers, 16, [0]), 100_000, running=2, slots_per_request=2)
+    assert bare.geometry.bands[0].unit_bytes == 0
+    assert bare.virtual_slots == bare.virtual_pages + 4
+
+
+def test_requests_at_once_fit_and_one_more_does_not() -> None:
+    """The concurrency lines: that many requests, with checkpoints and one batch of new tokens, fit exactly."""
+    plan = hybrid_plan()
+    for slots in (1, 2):
+        sizing = size(plan, 300_000, slots_per_request=slots, length=4096)
+        walk = StageWalk(sizing.geometry)
+        for row in sizing.concurrency:
+            cost = request_cost(plan.band_geometries(), 16, row.tokens, 64, 64 if slots == 2 else 0)
+            fits = [
+                walk.overlap_bytes([n * a + b for a, b in zip(cost.owned, cost.tail, strict=True)]) <= 0
+                for n in (row.requests, row.requests + 1)
+            ]
+            assert fits == [True, False]
+            assert cost.owned[0] == slots
 
 
 def test_the_sized_arena_runs() -> None:
@@ -201,7 +253,7 @@ def check_stage(sizing: Sizing, plan: StoragePlan) -> None:
 
 def test_a_band_of_mixed_geometries_has_one_unit() -> None:
     """Layers of other heads, dims, dtypes and a latent share a page: its bytes are their aligned planes' sum."""
-    geometries = [MHA(3, 64, 64, "bfloat16"), MHA(1, 10, 6, "float32"), MLA(40, 9, "float8_e4m3fn")]
+    geometries: list[MHA | MLA] = [MHA(3, 64, 64, "bfloat16"), MHA(1, 10, 6, "float32"), MLA(40, 9, "float8_e4m3fn")]
     plan = plan_storage([Layer((Part(geometry, Full()),)) for geometry in geometries], 5)
     planes = [5 * 3 * 64 * 2, 5 * 3 * 64 * 2, 5 * 10 * 4, 5 * 6 * 4, 5 * 49]
     assert plan.bands[0].geometry.unit_bytes == -(-sum(-(-plane // 16) * 16 for plane in planes) // 256) * 256
