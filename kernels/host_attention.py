@@ -1,10 +1,12 @@
 """Paged attention on a CPU: vectorized torch over gathered pages, no Python per token.
 
-Owns the arithmetic of full attention over paged K/V for host memory, for decode rows and for prefill chunks in one
-ragged batch. Must never write the pages. The plan (index tensors, masks) depends on the batch only and is built once
-per step; `attend` is called by every layer. Formula, per row r and head h, with keys 0..c-1 of the row:
+Owns the arithmetic of attention over paged K/V for host memory, for decode rows and for prefill chunks in one ragged
+batch. Must never write the pages, nor gather one that no query sees. The plan (index tensors, masks) depends on the
+batch, the band and the window only and is built once per step; `attend` is called by every layer. Formula, for the
+query at position p of a row and head h, over keys j with p - window < j <= p (without a window: all j <= p):
 
-    out[t, h] = sum_j softmax_j(scale * <q[t, h], k[j, h // group]>) v[j, h // group],   j <= position(t)
+    s_j = cap(scale * <q[h], k[j, h // group]>),   cap(s) = softcap * tanh(s / softcap), or s
+    out[h] = sum_j exp(s_j) v[j, h // group] / (sum_j exp(s_j) + exp(sink_h)),   the sink's term only where there is one
 
 Pages are gathered, because torch's fused kernel takes contiguous keys. It gets the heads of a group as query rows, so
 each key is read once per group. In bfloat16 with single queries that kernel makes small products, one per K/V head; one
@@ -32,25 +34,38 @@ QUERY_TILE = 128  # prefill queries per call: keys after a tile's last query are
 
 
 class DecodeGroup(NamedTuple):
-    """Rows with one query each: `queries` int64[b] or a slice of T; `pages` int64[b * n]; the longest `length`."""
+    """Rows with one query each: `queries` int64[b] or a slice of T; `pages` int64[b * n]; keys [begin, end) of those.
+
+    Without a bias these are exactly the keys that every row sees; with one, it masks what a row does not see.
+    """
 
     queries: Tensor | slice
     pages: Tensor
-    length: int
-    bias: Tensor | None  # [b, 1, n * page_size] float32: 0, or -inf behind a row's end; None where no key is masked
+    begin: int
+    end: int
+    bias: Tensor | None  # [b, 1, n * page_size] float32: 0, or -inf for a key that is not seen
+
+
+class PrefillTile(NamedTuple):
+    """Queries [begin, end) of a chunk, gathered keys [low, high), and their mask [queries, keys]: 0 or -inf."""
+
+    begin: int
+    end: int
+    low: int
+    high: int
+    mask: Tensor
 
 
 class PrefillChunk(NamedTuple):
-    """One row with several queries: tiles of (first query, last query + 1, keys read, mask [queries, keys])."""
+    """One row with several queries: its first one in the batch, the pages it sees, and tiles."""
 
     first: int
     pages: Tensor
-    length: int
-    tiles: list[tuple[int, int, int, Tensor]]
+    tiles: list[PrefillTile]
 
 
 class HostPlan(NamedTuple):
-    """What every layer of one step needs: write positions int64[T], decode groups and prefill chunks."""
+    """What every layer of one band needs in one step: write positions int64[T], decode groups and prefill chunks."""
 
     write_pages: Tensor
     write_slots: Tensor
@@ -62,40 +77,51 @@ def plan_attention(
     starts: NDArray[np.int32],
     counts: NDArray[np.int32],
     offsets: NDArray[np.int64],
+    first: NDArray[np.int32],
     tables: NDArray[np.int32],
     write: tuple[NDArray[np.int64], NDArray[np.int64]],
     page_size: int,
+    window: int,
     dtype: torch.dtype,
 ) -> HostPlan:
-    """Plan of one ragged batch; `tables` int32[n, pages] are physical pages, the columns as in `daemon.rank.batch`."""
-    contexts = starts.astype(np.int64) + counts
+    """Plan of one ragged batch in one band; the columns as in `daemon.rank.batch`, `window` 0 where there is none.
+
+    `tables` int32[n, pages]: entry j of row r is the physical page of positions from (first[r] + j) * page_size on.
+    """
+    starts, base = starts.astype(np.int64), first.astype(np.int64)
+    visible = np.maximum(starts + 1 - window, 0) if window else np.zeros_like(starts)  # the first key of query 0
+    skipped = np.maximum(visible // page_size - base, 0)  # pages in the table that no query sees
+    base = (base + skipped) * page_size
+    lead, lengths = visible - base, starts + counts - base  # in keys from `base` on
     single = np.flatnonzero(counts == 1)
     groups = [
-        _decode_group(rows, contexts, offsets, tables, page_size, whole=rows.size == single.size)
-        for rows in _split_by_length(single, contexts)
+        _decode_group(rows, lead, lengths, offsets, tables, skipped, page_size, whole=rows.size == single.size)
+        for rows in _split_by_length(single, lengths)
     ]
-    chunks = [
-        _prefill_chunk(int(starts[r]), int(counts[r]), int(offsets[r]), tables[r], page_size, dtype)
-        for r in np.flatnonzero(counts > 1)
-    ]
+    chunks = []
+    for row in np.flatnonzero(counts > 1).tolist():
+        pages = tables[row, skipped[row] : skipped[row] - (-lengths[row] // page_size)].astype(np.int64)
+        start = int(starts[row] - base[row])
+        tiles = _tiles(start, int(counts[row]), window, dtype)
+        chunks.append(PrefillChunk(int(offsets[row]), torch.from_numpy(pages), tiles))
     return HostPlan(torch.from_numpy(write[0]), torch.from_numpy(write[1]), groups, chunks)
 
 
-def _split_by_length(rows: NDArray[np.int64], contexts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Rows in groups whose padding is small and whose padded size is bounded."""
+def _split_by_length(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Rows in groups whose padding is small and whose padded size is bounded; `lengths` of all rows, in keys."""
     if rows.size == 0:
         return []
-    lengths = contexts[rows]
-    padded = int(lengths.max()) * rows.size
-    if padded <= PADDING_MAX * int(lengths.sum()) and padded <= GROUP_TOKENS_MAX:
+    own = lengths[rows]
+    padded = int(own.max()) * rows.size
+    if padded <= PADDING_MAX * int(own.sum()) and padded <= GROUP_TOKENS_MAX:
         return [rows]
-    order = rows[np.argsort(-lengths, kind="stable")]
+    order = rows[np.argsort(-own, kind="stable")]
     groups: list[NDArray[np.int64]] = []
     begin = 0
     for end in range(1, order.size + 1):
-        longest = int(contexts[order[begin]])
+        longest = int(lengths[order[begin]])
         full = longest * (end - begin + 1) > GROUP_TOKENS_MAX
-        if end == order.size or full or int(contexts[order[end]]) * PADDING_MAX < longest:
+        if end == order.size or full or int(lengths[order[end]]) * PADDING_MAX < longest:
             groups.append(order[begin:end])
             begin = end
     return groups
@@ -103,84 +129,132 @@ def _split_by_length(rows: NDArray[np.int64], contexts: NDArray[np.int64]) -> li
 
 def _decode_group(
     rows: NDArray[np.int64],
-    contexts: NDArray[np.int64],
+    lead: NDArray[np.int64],
+    lengths: NDArray[np.int64],
     offsets: NDArray[np.int64],
     tables: NDArray[np.int32],
+    skipped: NDArray[np.int64],
     page_size: int,
     whole: bool,
 ) -> DecodeGroup:
-    lengths = contexts[rows]
-    length = int(lengths.max())
-    pages = (length + page_size - 1) // page_size
-    flat = torch.from_numpy(tables[rows, :pages].astype(np.int64).reshape(-1))
+    """Rows `rows`, whose queries see keys [lead, lengths) of their pages behind the `skipped` ones."""
+    leads, ends, skips = lead[rows], lengths[rows], skipped[rows]
+    end = int(ends.max())
+    pages = (end + page_size - 1) // page_size
+    if skips.any():
+        places = np.minimum(skips[:, None] + np.arange(pages), tables.shape[1] - 1)
+        listed = tables[rows[:, None], places]
+    else:
+        listed = tables[rows, :pages]
+    flat = torch.from_numpy(listed.astype(np.int64).reshape(-1))
     at = offsets[rows]
     in_order = whole and int(at[-1]) - int(at[0]) == rows.size - 1 and bool((np.diff(at) == 1).all())
     queries = slice(int(at[0]), int(at[0]) + rows.size) if in_order else torch.from_numpy(at)
-    bias = None
-    if rows.size > 1 and int(lengths.min()) != pages * page_size:
-        bias = torch.zeros(rows.size, 1, pages * page_size)
-        bias.masked_fill_(torch.arange(bias.shape[2]) >= torch.from_numpy(lengths)[:, None, None], -math.inf)
-    return DecodeGroup(queries, flat, length, bias)
+    begin = int(leads.min())
+    if begin == int(leads.max()) and end == int(ends.min()):
+        return DecodeGroup(queries, flat, begin, end, None)
+    key = np.arange(pages * page_size)
+    unseen = (key < leads[:, None]) | (key >= ends[:, None])
+    bias = torch.zeros(rows.size, 1, key.size).masked_fill_(torch.from_numpy(unseen)[:, None], -math.inf)
+    return DecodeGroup(queries, flat, 0, key.size, bias)
 
 
-def _prefill_chunk(
-    start: int, count: int, first: int, table: NDArray[np.int32], page_size: int, dtype: torch.dtype
-) -> PrefillChunk:
-    length = start + count
-    pages = torch.from_numpy(table[: (length + page_size - 1) // page_size].astype(np.int64))
+def _tiles(start: int, count: int, window: int, dtype: torch.dtype) -> list[PrefillTile]:
+    """Tiles of `count` queries from key `start` on: keys that none of a tile's queries sees are left out."""
     tiles = []
     for begin in range(0, count, QUERY_TILE):
         end = min(begin + QUERY_TILE, count)
-        keys = start + end
-        ahead = torch.arange(keys) > torch.arange(start + begin, start + end)[:, None]
-        tiles.append((begin, end, keys, torch.zeros(end - begin, keys, dtype=dtype).masked_fill_(ahead, -math.inf)))
-    return PrefillChunk(first, pages, length, tiles)
+        low = max(start + begin + 1 - window, 0) if window else 0
+        key, query = torch.arange(low, start + end), torch.arange(start + begin, start + end)[:, None]
+        unseen = key > query
+        if window:
+            unseen |= key <= query - window
+        mask = torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, -math.inf)
+        tiles.append(PrefillTile(begin, end, low, start + end, mask))
+    return tiles
 
 
-def attend(plan: HostPlan, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float, kv_heads: int) -> Tensor:
-    """Attention of a whole ragged batch: `q` [T, heads, d], pages [units, page elements]; [T, heads, d_v]."""
+def attend(
+    plan: HostPlan,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    kv_heads: int,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of a whole ragged batch: `q` [T, heads, d], pages [units, page elements], sinks [heads].
+
+    Returns [T, heads, d_v] of q's dtype.
+    """
     value_dim = v_pages.shape[1] * q.shape[2] // k_pages.shape[1]
     out = q.new_empty(q.shape[0], q.shape[1], value_dim)
+    rules = Rules(scale, softcap, None if sinks is None else sinks.float())
     for group in plan.groups:
-        out[group.queries] = _decode(group, q[group.queries], k_pages, v_pages, scale, kv_heads)
+        out[group.queries] = _decode(group, q[group.queries], k_pages, v_pages, kv_heads, rules)
     for chunk in plan.chunks:
-        _prefill(chunk, q, k_pages, v_pages, scale, kv_heads, out)
+        _prefill(chunk, q, k_pages, v_pages, kv_heads, rules, out)
     return out
 
 
-def _decode(group: DecodeGroup, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float, kv_heads: int) -> Tensor:
+class Rules(NamedTuple):
+    """From products to weights: scale, soft cap (0: none), and sinks float32[heads] or None."""
+
+    scale: float
+    softcap: float
+    sinks: Tensor | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's fused kernel covers them."""
+        return not self.softcap and self.sinks is None
+
+    def weights(self, products: Tensor, bias: Tensor | None) -> Tensor:
+        """float32 weights of `products` [..., heads, t, n]; `bias` broadcasts against it."""
+        scores = products.float().mul_(self.scale) if products.dtype != torch.float32 else products.mul_(self.scale)
+        if self.softcap:
+            scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        if bias is not None:
+            scores += bias
+        if self.sinks is None:
+            return torch.softmax(scores, -1)
+        sinks = self.sinks[:, None, None]
+        peak = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+        weights = scores.sub_(peak).exp_()
+        return weights.div_(weights.sum(-1, keepdim=True).add_(torch.exp(sinks - peak)))
+
+
+def _decode(group: DecodeGroup, q: Tensor, k_pages: Tensor, v_pages: Tensor, kv_heads: int, rules: Rules) -> Tensor:
     """Single queries [b, heads, d] over their gathered keys; [b, heads, d_v]."""
     rows, heads, dim = q.shape
-    k = k_pages.index_select(0, group.pages).view(rows, -1, kv_heads, dim)
-    v = v_pages.index_select(0, group.pages).view(rows, k.shape[1], kv_heads, -1)
-    if group.bias is None:  # one row, or rows that end with their last page: no key beyond the end is looked at
-        k, v = k[:, : group.length], v[:, : group.length]
+    k = k_pages.index_select(0, group.pages).view(rows, -1, kv_heads, dim)[:, group.begin : group.end]
+    v = v_pages.index_select(0, group.pages).view(rows, -1, kv_heads, v_pages.shape[1] * dim // k_pages.shape[1])
+    v = v[:, group.begin : group.end]
     grouped = q.view(rows, kv_heads, heads // kv_heads, dim)
-    if (
-        q.dtype == torch.bfloat16
-        and kv_heads <= SPREAD_KV_HEADS_MAX
-        and rows * (group.length + ROW_COST) >= SPREAD_COST_MIN
-    ):
-        return _spread(grouped, k, v, scale, group.bias)
-    bias = None if group.bias is None else group.bias.to(q.dtype).unsqueeze(1)
-    attended = F.scaled_dot_product_attention(
-        grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias, scale=scale
-    )
+    few = kv_heads <= SPREAD_KV_HEADS_MAX
+    if q.dtype == torch.bfloat16 and few and rows * (k.shape[1] + ROW_COST) >= SPREAD_COST_MIN:
+        return _spread(grouped, k, v, group.bias, rules)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if rules.plain:
+        bias = None if group.bias is None else group.bias.to(q.dtype).unsqueeze(1)
+        attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=bias, scale=rules.scale)
+    else:
+        products = (grouped @ k.transpose(2, 3)).view(rows, heads, 1, -1)
+        bias = None if group.bias is None else group.bias.unsqueeze(1)
+        attended = rules.weights(products, bias).to(q.dtype).view(rows, kv_heads, heads // kv_heads, -1) @ v
     return attended.reshape(rows, heads, -1)
 
 
-def _spread(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+def _spread(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rules: Rules) -> Tensor:
     """Single queries as one dense product per row: q [b, kv, g, d] on the diagonal blocks of [b, kv * g, kv * d]."""
     rows, kv_heads, size, dim = q.shape
     wide = q.new_zeros(rows, kv_heads, size, kv_heads, dim)
     for head in range(kv_heads):
         wide[:, head, :, head] = q[:, head]
-    scores = (
-        torch.bmm(wide.view(rows, kv_heads * size, kv_heads * dim), k.flatten(2).transpose(1, 2)).float().mul_(scale)
-    )
-    if bias is not None:
-        scores += bias
-    mixed = torch.bmm(torch.softmax(scores, -1).to(q.dtype), v.flatten(2)).view(rows, kv_heads, size, kv_heads, -1)
+    products = torch.bmm(wide.view(rows, kv_heads * size, kv_heads * dim), k.flatten(2).transpose(1, 2))
+    weights = rules.weights(products.unsqueeze(2), None if bias is None else bias.unsqueeze(1)).squeeze(2)
+    mixed = torch.bmm(weights.to(q.dtype), v.flatten(2)).view(rows, kv_heads, size, kv_heads, -1)
     out = q.new_empty(rows, kv_heads, size, v.shape[-1])
     for head in range(kv_heads):
         out[:, head] = mixed[:, head, :, head]
@@ -188,15 +262,24 @@ def _spread(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) 
 
 
 def _prefill(
-    chunk: PrefillChunk, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float, kv_heads: int, out: Tensor
+    chunk: PrefillChunk, q: Tensor, k_pages: Tensor, v_pages: Tensor, kv_heads: int, rules: Rules, out: Tensor
 ) -> None:
-    dim = q.shape[2]
+    """The queries of one chunk over its gathered keys, tile by tile, into `out`."""
+    heads, dim = q.shape[1:]
     k = k_pages.index_select(0, chunk.pages).view(-1, kv_heads, dim)
     v = v_pages.index_select(0, chunk.pages).view(k.shape[0], kv_heads, -1)
     k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    for begin, end, keys, mask in chunk.tiles:
-        queries = q[chunk.first + begin : chunk.first + end].transpose(0, 1)[None]
-        attended = F.scaled_dot_product_attention(
-            queries, k[:, :, :keys], v[:, :, :keys], attn_mask=mask, scale=scale, enable_gqa=True
-        )
-        out[chunk.first + begin : chunk.first + end] = attended[0].transpose(0, 1)
+    for begin, end, low, high, mask in chunk.tiles:
+        queries = q[chunk.first + begin : chunk.first + end].transpose(0, 1)
+        own_k, own_v = k[:, :, low:high], v[:, :, low:high]
+        if rules.plain:
+            attended = F.scaled_dot_product_attention(
+                queries[None], own_k, own_v, attn_mask=mask, scale=rules.scale, enable_gqa=True
+            )[0]
+        else:
+            grouped = queries.reshape(kv_heads, -1, dim)
+            products = (grouped @ own_k[0].transpose(1, 2)).view(heads, end - begin, -1)
+            attended = (rules.weights(products, mask).to(q.dtype).view(kv_heads, -1, high - low) @ own_v[0]).view(
+                heads, end - begin, -1
+            )
+        out[chunk.first + begin : chunk.first + end] = attended.transpose(0, 1)

@@ -1,7 +1,8 @@
 """A small daemon for one rank: a real logical chain in front of a real step worker, no sockets.
 
-Owns page taking, table entries and step columns as the core makes them, for benchmarks and tests of a rank alone. It
-keeps what each row should hold, so that a caller states only which rows do what. Must never be used to serve.
+Owns page and slot taking, table entries, retirement behind windows and step columns as the core makes them, for
+benchmarks and tests of a rank alone. It keeps what each row should hold, so that a caller states only which rows do
+what. Must never be used to serve.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class RowState:
     length: int = 0
     pages: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # prompt given so far, then what was sampled
+    slot: int = 0  # working state slot; 0: none
+    retired: dict[int, int] = field(default_factory=dict)  # per window band: pages whose unit was freed
 
 
 class Driver:
@@ -60,7 +63,10 @@ class Driver:
         length = self.prepared.facts.max_model_len
         self.worker = StepWorker(self.runner, Begin(1, self.geometry), config, length, 0, 0)
         self.chain = LogicalChain(self.geometry)
-        self.owner = len(self.prepared.geometry.bands) - 1
+        self.bands = self.prepared.geometry.bands
+        self.owner = len(self.bands) - 1
+        self.state = next((index for index, band in enumerate(self.bands) if band.kind == "state"), -1)
+        self.windows = [index for index, band in enumerate(self.bands) if band.kind == "window"]
         self.rows = {row: RowState() for row in range(config.max_running_requests)}
         self.seq = 0
         self.newest_forward = 0
@@ -73,19 +79,46 @@ class Driver:
         """A new generation of a row; greedy without `sampling`; `more` are fields of RowSampling."""
         state = self.rows[row]
         assert not state.pages, f"row {row} was not ended"
-        self.rows[row] = RowState(state.generation + 1)
+        self.rows[row] = RowState(state.generation + 1, slot=self._take_slot())
         wanted = sampling or Sampling(temperature=0.0, seed=0)
         values: dict[str, object] = {"choice": 0} | more
         self._fresh.append(RowSampling(row, state.generation + 1, wanted, **values))  # type: ignore[arg-type]
 
+    def _take_slot(self) -> int:
+        if self.state < 0:
+            return 0
+        taken = self.chain.take(tuple(int(band == self.state) for band in range(self.owner + 1)))
+        self._ops.append(taken.op)
+        return int(taken.ids[self.state][0])
+
     def end(self, row: int) -> None:
-        """Free a row's pages in the next step."""
+        """Free a row's pages, window units and slot in the next step."""
         state = self.rows[row]
+        parts = self._parts()
         if state.pages:
-            parts: list[np.ndarray | None] = [None] * (self.owner + 1)
             parts[self.owner] = np.array(sorted(state.pages), dtype=np.int32)
+        for band in self.windows:
+            parts[band] = np.array(sorted(state.pages[state.retired.get(band, 0) :]), dtype=np.int32)
+        if state.slot:
+            parts[self.state] = np.array([state.slot], dtype=np.int32)
+        if any(part is not None and part.size for part in parts):
             self._ops.append(self.chain.free(parts))
-        state.pages = []
+        state.pages, state.slot, state.retired = [], 0, {}
+
+    def _parts(self) -> list[np.ndarray | None]:
+        return [None] * len(self.bands)
+
+    def _retire(self, row: int) -> None:
+        """Free the window units that no position from the row's next one on sees."""
+        state = self.rows[row]
+        for band in self.windows:
+            seen = max(state.length + 1 - self.bands[band].window_tokens, 0) // self.geometry.page_size
+            gone = state.pages[state.retired.get(band, 0) : seen]
+            if gone:
+                parts = self._parts()
+                parts[band] = np.array(sorted(gone), dtype=np.int32)
+                self._ops.append(self.chain.free(parts))
+                state.retired[band] = seen
 
     def flush(self, moves_max: int) -> None:
         """Ask for compaction in the next step."""
@@ -93,11 +126,9 @@ class Driver:
 
     def _grow(self, row: int, length: int, entries: list[tuple[int, int, int]]) -> None:
         state = self.rows[row]
-        short = -(-length // self.geometry.page_size) - len(state.pages)
-        if short > 0:
-            demand = [0] * (self.owner + 1)
-            demand[self.owner] = short
-            taken = self.chain.take(tuple(demand))
+        short = max(-(-length // self.geometry.page_size) - len(state.pages), 0)
+        if short:
+            taken = self.chain.take(tuple(short * (info.kind != "state") for info in self.bands))
             self._ops.append(taken.op)
             for page in taken.ids[self.owner].tolist():
                 entries.append((row, len(state.pages), page))
@@ -114,6 +145,7 @@ class Driver:
             for row, given, sample in work:
                 state = self.rows[row]
                 count = 1 if given is None else len(given)
+                self._retire(row)
                 self._grow(row, state.length + count, entries)
                 flags = (SAMPLE if sample else 0) | (0 if given is None else EXPLICIT)
                 columns.append((row, state.generation, state.length, count, flags))
@@ -126,10 +158,11 @@ class Driver:
             row_ids, generations, starts, counts = (pack_i32(column) for column in table[:4])
             flag_bytes = table[4].astype(np.uint8).tobytes()
             entry, index, page = (pack_i32(column) for column in new)
+            slots = pack_i32([self.rows[row].slot for row, _, _ in work]) if self.state >= 0 else b""
             started = [item for item in self._fresh if item.row in {row for row, _, _ in work}]
             self._fresh = [item for item in self._fresh if item not in started]
             forward = Forward(
-                row_ids, generations, starts, counts, flag_bytes, pack_i64(tokens), entry, index, page, started
+                row_ids, generations, starts, counts, flag_bytes, pack_i64(tokens), entry, index, page, started, slots
             )
         ops, self._ops = self._ops, []
         through = self.newest_forward if processed is None else processed

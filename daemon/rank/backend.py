@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -38,7 +39,7 @@ class Backend(Protocol):
     def open_device(self, stage: StageGeometry) -> tuple[Device, Tensor]:
         """A device with a zeroed arena, and that arena's bytes as a uint8 tensor."""
 
-    def attention(self, views: list[LayerViews]) -> PagedAttention:
+    def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:
         """Paged attention over these views."""
 
     def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class HostBackend:
         data = host_bytes(stage.arena_bytes)
         return HostDevice(stage, data), torch.from_numpy(data)
 
-    def attention(self, views: list[LayerViews]) -> PagedAttention:
+    def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:
         """Vectorized torch."""
         return HostAttention(views)
 

@@ -1,35 +1,52 @@
-"""Batches: one forward as a runner sees it, with every virtual page translated.
+"""Batches: one forward as a runner sees it, with every virtual page and slot translated.
 
-Owns the translation from a step's columns to physical tables and write positions: one per band per step. Must never be
-kept beyond the launch it was built for: physical units move between steps. Invariant: no live row writes to or reads
-its own positions from the sink.
+Owns the translation from a step's columns to physical tables, write positions and state slots: one per band per step.
+Must never be kept beyond the launch it was built for: physical units move between steps. Invariant: no live row writes
+to or reads its own positions from the sink, nor its state from the padding slot.
 
     row i of the batch:   positions starts[i] .. starts[i]+counts[i]-1 are computed now; all before them are stored
     its tokens:           tokens[offsets[i] : offsets[i+1]]
-    its pages:            tables[i, p // page_size] holds position p
+    its pages in a band:  tables[i, p // page_size - first[i]] holds position p; a window lists only visible pages
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allocator.columns import Int32s, Int64s, i32, i64
+from allocator.geometry import BandGeometry
 from daemon.rank.errors import StepRefused
 from daemon.rank.rows import RowTable
 from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import EXPLICIT, SAMPLE, Forward
 
 
+class BandPages(NamedTuple):
+    """Where one token band stores the positions of a batch of n rows and T tokens.
+
+    `first` int32[n]: index, in the row's own table, of its first page listed here; `tables` int32[n, k]: physical page
+    of positions from (first[i] + j) * page_size, the sink behind a row's end; `write_pages` int64[T]: physical page of
+    each new token; `window_tokens`: how far back a query sees, itself counted; 0: to the row's beginning.
+    """
+
+    first: Int32s
+    tables: Int32s
+    write_pages: Int64s
+    window_tokens: int
+
+
 class Batch(NamedTuple):
     """Ragged batch of n rows and T tokens.
 
     `rows`, `generations`, `starts`, `counts` int32[n]; `offsets` int64[n+1]; `tokens`, `positions` int64[T];
-    `write_pages` and `write_slots` int64[T]: physical page of each token and its slot there; `tables` int32[n, pages]:
-    physical pages; `sampled` int64[k]: indexes of the rows that sample; `carried` int64[c]: indexes of the rows whose
-    one input token is their last sampled one (`tokens` holds -1 there until the runner fills it).
+    `write_slots` int64[T]: each token's slot in its page; `bands`: per band in chain order its pages, None for state
+    and for a band that stores nothing on this stage; `slots` int64[n]: physical working state slots (empty without
+    state); `sampled` int64[k]: indexes of the rows that sample; `carried` int64[c]: indexes of the rows whose one input
+    token is their last sampled one (`tokens` holds -1 there until the runner fills it).
     """
 
     seq: int
@@ -40,17 +57,28 @@ class Batch(NamedTuple):
     offsets: Int64s
     tokens: Int64s
     positions: Int64s
-    write_pages: Int64s
     write_slots: Int64s
-    tables: Int32s
+    bands: tuple[BandPages | None, ...]
+    slots: Int64s
     sampled: Int64s
     carried: Int64s
     sampling: SamplingTable
     page_size: int
 
 
-def build_batch(seq: int, forward: Forward, rows: RowTable, id_table: Int32s, page_size: int) -> Batch:
-    """Apply a forward to the rows and translate it; `id_table` int32[ids + 1] maps owner pages to physical units."""
+def build_batch(
+    seq: int,
+    forward: Forward,
+    rows: RowTable,
+    id_tables: Sequence[Int32s],
+    bands: Sequence[BandGeometry],
+    page_size: int,
+) -> Batch:
+    """Apply a forward to the rows and translate it; `id_tables[band]` int32[ids + 1] maps virtual ids to units.
+
+    Raises StepRefused for a forward that contradicts itself, the rows, or what is bound.
+    """
+    _check_pages(forward, id_tables[-1].size)
     rows.apply(forward)
     row, starts, counts = i32(forward.rows), i32(forward.starts), i32(forward.counts)
     flags = np.frombuffer(forward.flags, dtype=np.uint8)
@@ -60,17 +88,10 @@ def build_batch(seq: int, forward: Forward, rows: RowTable, id_table: Int32s, pa
     np.cumsum(counts, out=offsets[1:])
     owner = np.repeat(np.arange(row.size), counts)
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - starts, counts)
-    pages_used = (int((starts + counts).max()) + page_size - 1) // page_size
-    tables = id_table.take(rows.tables[row, :pages_used])
-    write_pages = tables[owner, positions // page_size].astype(np.int64)
-    if not write_pages.all():
-        at = int(np.flatnonzero(write_pages == 0)[0])
-        raise StepRefused(f"row {row[owner[at]]} has no page for position {positions[at]}")
     explicit = (flags & EXPLICIT) != 0
     carried = np.flatnonzero(~explicit)
     sampled = np.flatnonzero(flags & SAMPLE)
-    rows.sample(row[carried], row[sampled])
-    return Batch(
+    batch = Batch(
         seq=seq,
         rows=row,
         generations=i32(forward.generations),
@@ -79,14 +100,16 @@ def build_batch(seq: int, forward: Forward, rows: RowTable, id_table: Int32s, pa
         offsets=offsets,
         tokens=_tokens(i64(forward.tokens), explicit[owner], counts[carried]),
         positions=positions,
-        write_pages=write_pages,
         write_slots=positions % page_size,
-        tables=tables,
+        bands=_translate(rows, row, starts, counts, owner, positions, id_tables, bands, page_size),
+        slots=_working_slots(forward, row, id_tables, bands),
         sampled=sampled,
         carried=carried,
         sampling=rows.sampling,
         page_size=page_size,
     )
+    rows.sample(row[carried], row[sampled])
+    return batch
 
 
 def check_tokens(batch: Batch, vocab_size: int) -> None:
@@ -97,6 +120,86 @@ def check_tokens(batch: Batch, vocab_size: int) -> None:
         at = int(np.flatnonzero(wrong)[0])
         row = batch.rows[int(np.searchsorted(batch.offsets, at, side="right")) - 1]
         raise StepRefused(f"row {row} position {batch.positions[at]}: token {batch.tokens[at]} of {vocab_size} ids")
+
+
+def _check_pages(forward: Forward, ids: int) -> None:
+    """New table entries name ids of the owner's space, `ids` with the sink."""
+    pages = i32(forward.table_pages)
+    if pages.size and (int(pages.min()) < 0 or int(pages.max()) >= ids):
+        raise StepRefused(f"table entries name pages {pages.min()}..{pages.max()}; page ids run from 1 to {ids - 1}")
+
+
+def _translate(
+    rows: RowTable,
+    row: Int32s,
+    starts: Int32s,
+    counts: Int32s,
+    owner: Int64s,
+    positions: Int64s,
+    id_tables: Sequence[Int32s],
+    bands: Sequence[BandGeometry],
+    page_size: int,
+) -> tuple[BandPages | None, ...]:
+    """Pages of every token band that stores something here."""
+    last = (starts + counts - 1) // page_size
+    if int(last.max()) >= rows.tables.shape[1]:
+        at = int(last.argmax())
+        width = rows.tables.shape[1]
+        raise StepRefused(f"row {row[at]} ends at {starts[at] + counts[at]}; a row has {width} pages of {page_size}")
+    pages = positions // page_size
+    translated: list[BandPages | None] = []
+    for band, id_table in zip(bands, id_tables, strict=True):
+        if band.kind == "state" or not band.unit_bytes:
+            translated.append(None)
+            continue
+        first = np.zeros_like(starts)
+        if band.window_tokens:
+            first = np.maximum(starts - band.window_tokens + 1, 0) // page_size
+        used = np.arange(int((last - first).max()) + 1) <= (last - first)[:, None]
+        tables = id_table.take(_virtual(rows.tables, row, first, last, used.shape[1]))
+        tables *= used  # the sink behind a row's end
+        sunk = (tables == 0) & used
+        if sunk.any():
+            at, page = (int(places[0]) for places in np.nonzero(sunk))
+            position = (int(first[at]) + page) * page_size
+            raise StepRefused(f"row {row[at]} has no page for position {position} in band {band.name}")
+        write_pages = tables[owner, pages - first[owner]].astype(np.int64)
+        translated.append(BandPages(first, tables, write_pages, band.window_tokens))
+    return tuple(translated)
+
+
+def _virtual(tables: Int32s, row: Int32s, first: Int32s, last: Int32s, width: int) -> Int32s:
+    """Virtual pages int32[n, width] of the rows, from table index `first` on; behind `last` the last one again."""
+    if not first.any():
+        return tables[row, :width]
+    return tables[row[:, None], np.minimum(first[:, None] + np.arange(width), last[:, None])]
+
+
+def _working_slots(forward: Forward, row: Int32s, id_tables: Sequence[Int32s], bands: Sequence[BandGeometry]) -> Int64s:
+    """Physical slots int64[n] of the rows' states; empty where this stage stores none."""
+    slots, none = i32(forward.slots), np.zeros(0, dtype=np.int64)
+    state = next((index for index, band in enumerate(bands) if band.kind == "state"), None)
+    if state is None:
+        if slots.size:
+            raise StepRefused(f"{slots.size} state slots for a model without recurrent state")
+        return none
+    table = id_tables[state]
+    if slots.size != row.size:
+        raise StepRefused(f"{slots.size} state slots for {row.size} rows; every row needs its working slot")
+    if int(slots.min()) < 1 or int(slots.max()) >= table.size:
+        raise StepRefused(f"state slots {slots.min()}..{slots.max()}; slot ids run from 1 to {table.size - 1}")
+    order = np.argsort(slots, kind="stable")
+    twice = np.flatnonzero(np.diff(slots[order]) == 0)
+    if twice.size:
+        one, other = row[order[twice[0]]], row[order[twice[0] + 1]]
+        raise StepRefused(f"rows {one} and {other} both have working slot {slots[order[twice[0]]]}")
+    if not bands[state].unit_bytes:
+        return none
+    physical = table.take(slots)
+    unbound = np.flatnonzero(physical == table[0])
+    if unbound.size:
+        raise StepRefused(f"row {row[unbound[0]]} has working slot {slots[unbound[0]]}, which is not bound")
+    return physical.astype(np.int64)
 
 
 def _tokens(explicit_tokens: Int64s, explicit: NDArray[np.bool_], carried_counts: Int32s) -> Int64s:

@@ -15,7 +15,7 @@ of streams with modeled ones that report two accesses which nothing orders; none
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -259,7 +259,7 @@ class CudaBackend:
         torch.cuda.synchronize()
         return CudaDevice(self._streams, TritonUnits(stage, data)), data
 
-    def attention(self, views: list[LayerViews]) -> PagedAttention:
+    def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:
         """Triton kernels."""
         return TritonAttention(views)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from daemon.rank.convert import quiet_transformers
 from daemon.rank.errors import UnsupportedModel
-from daemon.rank.paged_attention import PagedAttention
+from daemon.rank.paged_attention import AttentionSpec, PagedAttention
 from daemon.rank.sizes import KVShape
 
 ATTENTION_NAME = "paged_arena"
@@ -45,7 +45,7 @@ class _Probe:
     def begin(self, batch: object) -> None:
         """Nothing to plan."""
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Note the shapes of one call; the output has the right shape and no meaning."""
         assert layer not in self.shapes, f"layer {layer} attends twice in one forward"
         self.shapes[layer] = KVShape(k.shape[1], k.shape[2], v.shape[2], DTYPE_NAMES[k.dtype])
@@ -74,7 +74,7 @@ def _attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale,
+        AttentionSpec(scale),
     )
     return out[None], None
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from allocator.columns import Int64s, pack_i32, pack_i64
 from allocator.geometry import Geometry
-from daemon.rank.batch import Batch, check_tokens
+from daemon.rank.batch import BandPages, Batch, check_tokens
 from daemon.rank.device import Device, HostDevice
 from daemon.rank.errors import BadOption
 from daemon.rank.noise import GOLDEN, Hashes, mix, row_keys
@@ -139,10 +139,11 @@ class ModeledRunner:
         firsts = batch.offsets[:-1]
         before = np.maximum(batch.starts.astype(np.int64) - 1, 0)
         n = np.arange(batch.rows.size)
-        carry = self._stored[batch.tables[n, before // batch.page_size], before % batch.page_size]
+        pages = _owner_pages(batch)
+        carry = self._stored[pages.tables[n, before // batch.page_size], before % batch.page_size]
         carry = np.where(batch.starts > 0, carry, np.uint64(0))
         base = carry - (sums[firsts] - steps[firsts])
-        self._stored[batch.write_pages, batch.write_slots] = sums + np.repeat(base, batch.counts)
+        self._stored[pages.write_pages, batch.write_slots] = sums + np.repeat(base, batch.counts)
 
     def _draw(self, batch: Batch, ends: Int64s) -> Hashes:
         """uint64[k] for the sampling rows: the context hash through the page table, then the row's key."""
@@ -153,7 +154,7 @@ class ModeledRunner:
         np.cumsum(ends[:-1], out=cuts[1:])
         owner = np.repeat(k, ends)
         positions = np.arange(int(ends.sum())) - np.repeat(cuts, ends)
-        pages = batch.tables[owner, positions // batch.page_size]
+        pages = _owner_pages(batch).tables[owner, positions // batch.page_size]
         read = self._stored[pages, positions % batch.page_size]
         contexts = np.add.reduceat(mix(read + positions.astype(np.uint64) * GOLDEN), cuts)
         table, rows = batch.sampling, batch.rows[k]
@@ -211,3 +212,10 @@ class ModeledRunner:
             values = self._values(tokens[own], draws, int(batch.sampling.prompt_logprobs[batch.rows[i]]))
             found.append(RowLogprobs(int(batch.rows[i]), int(batch.generations[i]), first, values))
         return found
+
+
+def _owner_pages(batch: Batch) -> BandPages:
+    """Where the batch's hashes are."""
+    pages = batch.bands[-1]
+    assert pages is not None, "the modeled runner stores every token in the owner"
+    return pages

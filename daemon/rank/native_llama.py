@@ -21,7 +21,7 @@ from torch import Tensor
 
 from daemon.rank.errors import RankError
 from daemon.rank.model import DTYPE_NAMES
-from daemon.rank.paged_attention import PagedAttention
+from daemon.rank.paged_attention import AttentionSpec, PagedAttention
 from daemon.rank.products import Product
 from daemon.rank.sizes import KVShape
 
@@ -114,6 +114,7 @@ class NativeLlama:
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         self._dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._spec = AttentionSpec(self._dim**-0.5)
         self._eps: float = config.rms_norm_eps
         weights = Weights(directory, dtype, device)
         self._embed = weights.get("model.embed_tokens.weight")
@@ -175,7 +176,7 @@ class NativeLlama:
             qkv[:, :heads] = self._rms(qkv[:, :heads], layer.q_norm)
             qkv[:, heads : heads + kv_heads] = self._rms(qkv[:, heads : heads + kv_heads], layer.k_norm)
         turned = rope(qkv[:, : heads + kv_heads], cos, sin)
-        out = attention.run(index, turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :], self._dim**-0.5)
+        out = attention.run(index, turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :], self._spec)
         x += layer.out(out.flatten(1))
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:

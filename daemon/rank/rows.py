@@ -68,13 +68,10 @@ class RowTable:
         within = np.arange(owner.size) - np.repeat(np.cumsum(pages) - pages, pages)
         return np.unique(self.tables[owner, np.repeat(first, pages) + within])
 
-    def written_ids(self, forward: Forward, bands: Sequence[BandGeometry], page_size: int) -> dict[int, Int32s | None]:
-        """Virtual ids that an applied forward writes, per band: pages in the owner and every window; state unknown.
-
-        Which state slots a forward writes its columns do not say; None is safe: such a band does not move meanwhile.
-        """
-        pages = self.written_pages(forward, page_size)
-        return {index: None if band.kind == "state" else pages for index, band in enumerate(bands)}
+    def written_ids(self, forward: Forward, bands: Sequence[BandGeometry], page_size: int) -> dict[int, Int32s]:
+        """Virtual ids that an applied forward writes, per band: pages in the owner and every window, working slots."""
+        pages, slots = self.written_pages(forward, page_size), np.unique(i32(forward.slots))
+        return {index: slots if band.kind == "state" else pages for index, band in enumerate(bands)}
 
     def _check(self, rows: Int32s, generations: Int32s, starts: Int32s, counts: Int32s) -> None:
         if rows.size == 0 or not (rows.size == generations.size == starts.size == counts.size):

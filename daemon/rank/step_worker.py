@@ -4,9 +4,8 @@ Owns this rank's physical chain, logical mirror, id tables and rows for one epoc
 clock to decide. Invariants: steps come with dense seq; effects are executed before the forward of the same step is
 launched; a report carries this rank's own digests, whatever the daemon claimed.
 
-What this version's columns do not say: which state slots a forward writes. A stage that stores state is told that they
-are unknown, which is safe and freezes that band while a forward is in flight. Nor does a report say which host copies
-and transfers this rank has finished, so the daemon orders none.
+What this version's columns do not say: a report names no host copies and transfers that this rank has finished, so the
+daemon orders none.
 """
 
 from __future__ import annotations
@@ -88,7 +87,8 @@ class StepWorker:
         start_ns = time.monotonic_ns()
         batch, launched = None, None
         if step.forward is not None:
-            batch = build_batch(step.seq, step.forward, self.rows, self.executor.tables[-1], self._page_size)
+            tables = self.executor.tables
+            batch = build_batch(step.seq, step.forward, self.rows, tables, self._bands, self._page_size)
             written = self.rows.written_ids(step.forward, self._bands, self._page_size)
             self.executor.execute(self.chain.launched(step.seq, written))
             launched = self.runner.launch(batch)

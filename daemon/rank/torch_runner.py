@@ -94,7 +94,7 @@ class TorchRunner:
     def _open_arena(self, stage: StageGeometry) -> Device:
         backend, model = self._backend, self._model
         self.device, data = backend.open_device(stage)
-        views = layer_views(data, self._sized.plan, len(model.shapes), model.dtype)
+        views = layer_views(data, self._sized.plan, model.dtype)
         self._attention = backend.attention(views)
         self._sampler = Sampler(self._files.vocab_size, backend.torch_device, backend.draw)
         return self.device

@@ -6,7 +6,7 @@ Decode rows come first in a batch and are computed by the split kernel, the chun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,9 @@ from torch import Tensor
 from allocator.columns import Int32s, Int64s
 from allocator.geometry import StageGeometry
 from daemon.rank.batch import Batch
+from daemon.rank.errors import UnsupportedModel
 from daemon.rank.host_pool import HostPool, no_pool
-from daemon.rank.paged_attention import LayerViews
+from daemon.rank.paged_attention import AttentionSpec, LayerViews, pages_for
 from kernels.attention_decode import attention_decode
 from kernels.attention_prefill import attention_prefill, tiles_of
 from kernels.store_rows import store_rows
@@ -88,12 +89,10 @@ class TritonUnits:
         return upload(column, self._data.device)
 
 
-class _Plan(NamedTuple):
-    """A batch's columns on the device; the first `singles` rows have one query each."""
+class _Rows(NamedTuple):
+    """A batch's columns that every band shares; the first `singles` rows have one query each."""
 
-    pages: Tensor
     slots: Tensor
-    tables: Tensor
     singles: int
     lengths: Tensor
     longest: int
@@ -103,25 +102,36 @@ class _Plan(NamedTuple):
     tiles: tuple[Tensor, Tensor]
 
 
+class _Pages(NamedTuple):
+    """A batch's pages in one band, on the device."""
+
+    pages: Tensor
+    tables: Tensor
+
+
 class TritonAttention:
     """Paged attention by Triton kernels; `upcast` only for the interpreter, whose bfloat16 arithmetic is wrong."""
 
-    def __init__(self, views: list[LayerViews], upcast: bool = False) -> None:
+    def __init__(self, views: Mapping[int, LayerViews], upcast: bool = False) -> None:
         self._views = views
         self._upcast = upcast
-        self._plan: _Plan
+        self._batch: Batch
+        self._rows: _Rows
+        self._pages: dict[int, _Pages] = {}
 
     def begin(self, batch: Batch) -> None:
-        """Upload what every layer of this batch shares."""
-        device = self._views[0].k.device
+        """Upload what every band of this batch shares; the pages of a band follow with its first layer."""
+        self._batch = batch
+        self._pages = {}
+        if not self._views:
+            return
+        device = next(iter(self._views.values())).k.device
         chunks = np.flatnonzero(batch.counts > 1)
         singles = int(chunks[0]) if chunks.size else int(batch.rows.size)
         contexts = batch.starts + batch.counts
         rows, firsts = tiles_of(batch.counts[singles:].tolist())
-        self._plan = _Plan(
-            pages=upload(batch.write_pages, device),
+        self._rows = _Rows(
             slots=upload(batch.write_slots, device),
-            tables=upload(batch.tables, device),
             singles=singles,
             lengths=upload(contexts[:singles], device),
             longest=int(contexts[:singles].max()) if singles else 0,
@@ -131,20 +141,28 @@ class TritonAttention:
             tiles=(upload(np.array(rows, dtype=np.int32), device), upload(np.array(firsts, dtype=np.int32), device)),
         )
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Store `k` [T, kv, d] and `v` [T, kv, dv], attend with `q` [T, heads, d]; returns [T, heads, dv]."""
-        view, plan = self._views[layer], self._plan
-        store_rows(view.k, k, plan.pages, plan.slots)
-        store_rows(view.v, v, plan.pages, plan.slots)
-        parts = []
-        if plan.singles:
-            queries = q[: plan.singles]
-            tables = plan.tables[: plan.singles]
+        view, shared = self._views[layer], self._rows
+        if spec.window or spec.softcap or spec.sinks is not None:
+            raise UnsupportedModel(f"layer {layer}: windows, soft caps and sinks are not in the GPU's attention")
+        here = self._pages.get(view.band) or self._upload(view)
+        store_rows(view.k, k, here.pages, shared.slots)
+        store_rows(view.v, v, here.pages, shared.slots)
+        parts, singles, scale = [], shared.singles, spec.scale
+        if singles:
+            tables, lengths = here.tables[:singles], shared.lengths
             parts.append(
-                attention_decode(queries, view.k, view.v, tables, plan.lengths, scale, plan.longest, self._upcast)
+                attention_decode(q[:singles], view.k, view.v, tables, lengths, scale, shared.longest, self._upcast)
             )
-        if plan.counts.numel():
-            tables = plan.tables[plan.singles :]
-            places = (plan.starts, plan.counts, plan.offsets, plan.tiles)
-            parts.append(attention_prefill(q[plan.singles :], view.k, view.v, tables, *places, scale, self._upcast))
+        if shared.counts.numel():
+            tables = here.tables[singles:]
+            places = (shared.starts, shared.counts, shared.offsets, shared.tiles)
+            parts.append(attention_prefill(q[singles:], view.k, view.v, tables, *places, scale, self._upcast))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _upload(self, view: LayerViews) -> _Pages:
+        pages = pages_for(self._batch, view.band, 0)
+        here = _Pages(upload(pages.write_pages, view.k.device), upload(pages.tables, view.k.device))
+        self._pages[view.band] = here
+        return here

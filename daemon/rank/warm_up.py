@@ -13,9 +13,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from allocator.columns import pack_i32, pack_i64
+from allocator.columns import Int32s, pack_i32, pack_i64
 from allocator.effects import Bind, Copy, Effect, Zero
-from allocator.geometry import Geometry, StageGeometry
+from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from allocator.physical.chain import resting_unit
 from daemon.rank.batch import Batch, build_batch
 from daemon.rank.device import Device
@@ -38,18 +38,34 @@ def warm_up(
     """Run both batches, of at most `tokens_max` tokens together, and the move, in a small arena like `stage`'s."""
     count = max(min(PROMPT_TOKENS, tokens_max - 1), 1)
     pages = count // page_size + 1  # the decode step's position is `count`
-    first_units = [-(-stage.chain_start_bytes // band.unit_bytes) if band.unit_bytes else 0 for band in stage.bands]
-    owner, first_unit = stage.bands[-1], first_units[-1]
-    ends = [(first + 2) * band.unit_bytes for first, band in zip(first_units, stage.bands, strict=True)]
-    arena_bytes = max(*ends, (first_unit + pages + 1) * owner.unit_bytes)
-    small = msgspec.structs.replace(stage, arena_bytes=arena_bytes)
+    first_units, small = _small(stage, pages)
     device = open_arena(small)
-    units = np.zeros(pages + 1, dtype=np.int32)
-    units[1:] = np.arange(first_unit, first_unit + pages) if owner.unit_bytes else 1  # without it nothing is read there
+    tables = [_id_table(*pair, pages) for pair in zip(small.bands, first_units, strict=True)]
     rows = RowTable(1, pages)
-    for seq, forward in enumerate((_prefill(count, pages), _decode(count)), 1):
-        launch(build_batch(seq, forward, rows, units, page_size)).outcome()
+    slots = pack_i32([1]) if any(band.kind == "state" for band in small.bands) else b""
+    for seq, forward in enumerate((_prefill(count, pages, slots), _decode(count, slots)), 1):
+        launch(build_batch(seq, forward, rows, tables, small.bands, page_size)).outcome()
     _move(device, small, first_units)
+
+
+def _small(stage: StageGeometry, pages: int) -> tuple[list[int], StageGeometry]:
+    """The bands one behind the other: `pages` pages, or one slot, and one more unit of each; their first units."""
+    first_units, end = [], stage.chain_start_bytes
+    for band in stage.bands:
+        first = -(-end // band.unit_bytes) if band.unit_bytes else 0
+        first_units.append(first)
+        units = 1 if band.kind == "state" else pages
+        end = max(end, (first + units + 1) * band.unit_bytes)
+    return first_units, msgspec.structs.replace(stage, arena_bytes=end)
+
+
+def _id_table(band: BandGeometry, first_unit: int, pages: int) -> Int32s:
+    """Slot 1 or pages 1.. at the band's first units; id 0 reads as what is below them."""
+    count = 1 if band.kind == "state" else pages
+    table = np.arange(first_unit - 1, first_unit + count, dtype=np.int32)
+    if band.kind != "state":
+        table[0] = 0
+    return table
 
 
 def _move(device: Device, stage: StageGeometry, first_units: list[int]) -> None:
@@ -68,7 +84,7 @@ def _move(device: Device, stage: StageGeometry, first_units: list[int]) -> None:
     executor.execute(effects)
 
 
-def _prefill(count: int, pages: int) -> Forward:
+def _prefill(count: int, pages: int, slots: bytes) -> Forward:
     """A prompt of `count` tokens that samples at temperature 1."""
     entries = np.arange(pages)
     return Forward(
@@ -82,10 +98,11 @@ def _prefill(count: int, pages: int) -> Forward:
         pack_i32(entries),
         pack_i32(entries + 1),
         [RowSampling(0, 0, Sampling(temperature=1.0, seed=0), 0)],
+        slots,
     )
 
 
-def _decode(start: int) -> Forward:
+def _decode(start: int, slots: bytes) -> Forward:
     """The step after it, from its sampled token."""
     row, none = pack_i32([0]), b""
-    return Forward(row, row, pack_i32([start]), pack_i32([1]), bytes([SAMPLE]), none, none, none, none, [])
+    return Forward(row, row, pack_i32([start]), pack_i32([1]), bytes([SAMPLE]), none, none, none, none, [], slots)

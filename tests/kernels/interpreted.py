@@ -16,11 +16,11 @@ from torch import Tensor
 from allocator.columns import pack_i32, pack_i64
 from allocator.effects import Bind, Copy, HostRead, HostWrite, Zero
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
-from daemon.rank.batch import Batch
+from daemon.rank.batch import BandPages, Batch
 from daemon.rank.device import HostDevice
 from daemon.rank.executor import Executor
 from daemon.rank.host_pool import HostPool
-from daemon.rank.paged_attention import HostAttention, LayerViews
+from daemon.rank.paged_attention import AttentionSpec, HostAttention, LayerViews
 from daemon.rank.sampling_table import SamplingTable
 from daemon.rank.triton_ops import TritonAttention, TritonUnits
 from kernels import attention_decode, attention_prefill, reference, sampling, store_rows, units
@@ -175,9 +175,9 @@ def rank_attention(dtype: torch.dtype) -> str:
         offsets=offsets,
         tokens=positions,
         positions=positions,
-        write_pages=tables[owner, positions // page].astype(np.int64),
         write_slots=positions % page,
-        tables=tables,
+        bands=(BandPages(0 * starts, tables, tables[owner, positions // page].astype(np.int64), 0),),
+        slots=none,
         sampled=none,
         carried=none,
         sampling=SamplingTable(1),
@@ -190,9 +190,9 @@ def rank_attention(dtype: torch.dtype) -> str:
     for made in (lambda views: TritonAttention(views, upcast=True), HostAttention):
         k, v = paged(60, page, kv_heads, dim, dtype, seed=4)
         k[0], v[0] = 0, 0
-        attention = made([LayerViews(k, v, k.flatten(1), v.flatten(1), kv_heads)])
+        attention = made({0: LayerViews(k, v, k.flatten(1), v.flatten(1), kv_heads, 0)})
         attention.begin(batch)
-        outputs.append((attention.run(0, q, new_k, new_v, 0.3), k, v))
+        outputs.append((attention.run(0, q, new_k, new_v, AttentionSpec(0.3)), k, v))
     if not (torch.equal(outputs[0][1], outputs[1][1]) and torch.equal(outputs[0][2], outputs[1][2])):
         return "stored rows differ"
     return close(outputs[0][0], outputs[1][0], 2e-5 if dtype == torch.float32 else 2e-2)

@@ -12,6 +12,7 @@ from kernels import host_attention
 from kernels.host_attention import attend, plan_attention
 from kernels.reference import paged_attention
 
+NOWHERE = (np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
 # (start, count) of each row, in batch order
 BATCHES = {
     "one query": [(0, 1)],
@@ -51,9 +52,9 @@ def build(rows: list[tuple[int, int]], page: int, kv_heads: int, dim: int, dtype
 def test_equals_the_definition(name: str, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, page: int) -> None:
     """Every batch, head layout, dtype and page size, to the rounding of the dtype."""
     starts, counts, offsets, tables, k, v = build(BATCHES[name], page, kv_heads, dim, dtype)
-    plan = plan_attention(starts, counts, offsets, tables, (np.zeros(1, "i8"), np.zeros(1, "i8")), page, dtype)
+    plan = plan_attention(starts, counts, offsets, 0 * starts, tables, NOWHERE, page, 0, dtype)
     q = torch.randn(int(counts.sum()), heads, dim, generator=torch.Generator().manual_seed(9)).to(dtype)
-    got = attend(plan, q, k.flatten(1), v.flatten(1), 0.2, kv_heads)
+    got = attend(plan, q, k.flatten(1), v.flatten(1), kv_heads, 0.2)
     tensors = (torch.from_numpy(tables), torch.from_numpy(starts), torch.from_numpy(counts))
     want = paged_attention(q.double(), k.double(), v.double(), *tensors, 0.2)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
@@ -65,13 +66,14 @@ def test_groups_bound_padding_and_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(host_attention, "GROUP_TOKENS_MAX", 4096)
     rows = [(n * 37 % 1500, 1) for n in range(60)]
     starts, counts, offsets, tables, _, _ = build(rows, 16, 1, 4, torch.float32)
-    plan = plan_attention(starts, counts, offsets, tables, (np.zeros(1, "i8"),) * 2, 16, torch.float32)
+    plan = plan_attention(starts, counts, offsets, 0 * starts, tables, NOWHERE, 16, 0, torch.float32)
     seen: list[int] = []
     for group in plan.groups:
         assert isinstance(group.queries, torch.Tensor)
         lengths = starts[group.queries.numpy()] + 1
-        assert group.length == lengths.max()
-        assert group.length * lengths.size <= 4096
-        assert group.length <= lengths.min() * host_attention.PADDING_MAX
+        longest = lengths.max()
+        assert 0 <= group.end - longest < 16
+        assert longest * lengths.size <= 4096
+        assert longest <= lengths.min() * host_attention.PADDING_MAX
         seen += group.queries.tolist()
     assert sorted(seen) == list(range(60))

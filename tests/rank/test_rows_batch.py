@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from allocator.columns import pack_i32, pack_i64
+from allocator.geometry import BandGeometry
 from daemon.rank.batch import Batch, build_batch
 from daemon.rank.errors import StepRefused
 from daemon.rank.rows import RowTable
 from ipc.messages import EXPLICIT, SAMPLE, Forward, RowSampling, Sampling
 
 PAGE = 4
+BANDS = [BandGeometry("full", "full", 256)]
 
 
 def forward(
@@ -33,7 +35,7 @@ def built(rows: RowTable, item: Forward, moved: int = 100) -> Batch:
     """The batch with virtual page v bound to physical unit v + `moved`; the sink stays the sink."""
     table = np.arange(50, dtype=np.int32) + moved
     table[0] = 0
-    return build_batch(1, item, rows, table, PAGE)
+    return build_batch(1, item, rows, [table], BANDS, PAGE)
 
 
 def test_a_mixed_batch_is_translated() -> None:
@@ -46,9 +48,11 @@ def test_a_mixed_batch_is_translated() -> None:
     )
     assert batch.tokens.tolist() == [-1, 10, 11, 12, 13, 14, 15]
     assert batch.positions.tolist() == [5, 0, 1, 2, 3, 4, 5]
-    assert batch.write_pages.tolist() == [103, 109, 109, 109, 109, 101, 101]
+    full = batch.bands[0]
+    assert full is not None
+    assert full.write_pages.tolist() == [103, 109, 109, 109, 109, 101, 101]
     assert batch.write_slots.tolist() == [1, 0, 1, 2, 3, 0, 1]
-    assert batch.tables.tolist() == [[107, 103], [109, 101]]
+    assert full.tables.tolist() == [[107, 103], [109, 101]]
     assert (batch.carried.tolist(), batch.sampled.tolist()) == ([0], [0])
 
 

@@ -96,7 +96,7 @@ class Done:
 
 
 class Bands:
-    """A logical chain in front of a step worker; row 0 holds whatever pages a step writes."""
+    """A logical chain in front of a step worker; row n holds the n-th part of what a step writes, one slot each."""
 
     def __init__(self) -> None:
         self.chain = LogicalChain(GEOMETRY)
@@ -132,25 +132,12 @@ class Bands:
     def step(
         self, pages: list[int] | None = None, slots: list[int] | None = None, processed: int | None = None
     ) -> None:
-        """One step; with pages, its forward writes those pages in both token bands, and the slots."""
+        """One step; with pages, its forward writes those pages in both token bands, and at most as many slots."""
         self.seq += 1
         forward = None
         if pages:
-            self.runner.writes = {WINDOW: pages, FULL: pages, STATE: slots or []}
-            self.generation += 1
-            row, count = [0] * len(pages), len(pages) * 4
-            forward = Forward(
-                pack_i32([0]),
-                pack_i32([self.generation]),
-                pack_i32([0]),
-                pack_i32([count]),
-                bytes([EXPLICIT]),
-                pack_i64([1] * count),
-                pack_i32(row),
-                pack_i32(range(len(pages))),
-                pack_i32(pages),
-                [],
-            )
+            assert slots
+            forward = self._forward(pages, slots)
         through = self.processed = self.newest if processed is None else processed
         digest = self.chain.step_digest(self.seq, self.ops, self.ended)
         step = Step(1, self.seq, 0, through, self.ended, self.ops, forward, digest)
@@ -159,6 +146,27 @@ class Bands:
         assert report.logical == digest
         if pages:
             self.newest = self.seq
+
+    def _forward(self, pages: list[int], slots: list[int]) -> Forward:
+        """One row per slot; the last one has the pages that are left over."""
+        assert len(slots) <= len(pages)
+        self.runner.writes = {WINDOW: pages, FULL: pages, STATE: slots}
+        self.generation += 1
+        held = [1] * (len(slots) - 1) + [len(pages) - len(slots) + 1]
+        rows = np.arange(len(slots))
+        return Forward(
+            pack_i32(rows),
+            pack_i32([self.generation] * len(slots)),
+            pack_i32([0] * len(slots)),
+            pack_i32([4 * count for count in held]),
+            bytes([EXPLICIT] * len(slots)),
+            pack_i64([1] * (4 * len(pages))),
+            pack_i32(np.repeat(rows, held)),
+            pack_i32([index for count in held for index in range(count)]),
+            pack_i32(pages),
+            [],
+            pack_i32(slots),
+        )
 
     def wrong(self, band: int, ids: list[int]) -> list[int]:
         """Those of the ids whose units do not hold their own stamp in every byte."""
@@ -170,14 +178,14 @@ class Bands:
 def test_a_forward_waits_for_the_copy_that_reads_what_it_writes() -> None:
     """The wait comes after the step's effects and before the forward; once the use is released there is none."""
     bands = Bands()
-    _, pages = bands.take(0, 2)
-    bands.step(pages)
+    slots, pages = bands.take(1, 2)
+    bands.step(pages, slots)
     column = np.array(pages[:1], dtype=np.int32)
     bands.ops.append(bands.chain.backup(1, [None, column, None], [None, np.array([3]), None]))
-    bands.step(pages)
-    bands.step(pages)
+    bands.step(pages, slots)
+    bands.step(pages, slots)
     bands.end(1)
-    bands.step(pages)
+    bands.step(pages, slots)
     assert bands.log == [
         ("forward", 1),
         ("backup", 1, WINDOW),
@@ -228,20 +236,20 @@ def test_unbound_slots_read_as_the_padding_slot() -> None:
     assert set(table.tolist()) == {2}
 
 
-def test_state_does_not_move_under_a_forward() -> None:
-    """Which slots a forward writes is not known here, so a flush leaves the band alone until it was processed."""
+def test_only_the_slots_that_a_forward_writes_stay_under_it() -> None:
+    """A flush moves the slot that no forward in flight writes; the written one waits until it was processed."""
     bands = Bands()
-    slots, pages = bands.take(4, 1)
+    slots, pages = bands.take(4, 4)
     bands.step(pages, slots)
     bands.free(state=slots[:2])
     bands.step()
-    bands.step(pages, slots[2:])
+    bands.step(pages, slots[2:3])
     bands.ops.append(Flush(8))
     bands.step(processed=1)
-    assert ("move", STATE, 2) not in bands.log
+    assert bands.log[-1] == ("move", STATE, 1)
     bands.ops.append(Flush(8))
     bands.step()
-    assert ("move", STATE, 2) in bands.log
+    assert bands.log[-1] == ("move", STATE, 1)
     assert not bands.wrong(STATE, slots[2:])
 
 
@@ -262,7 +270,7 @@ def test_what_was_written_stays_through_moves_of_all_bands(seed: int) -> None:
             bands.free(window=retired)
         if rng.random() < 0.2:
             bands.ops.append(Flush(rng.randint(1, 5)))
-        want, count = rng.randint(0, 2), rng.randint(1, 5)
+        want, count = rng.randint(1, 2), rng.randint(2, 5)
         if bands.chain.refusal((want, count, count)) is None:
             slots, pages = bands.take(want, count)
             held.append((slots, list(pages), []))
