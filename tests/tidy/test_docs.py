@@ -10,6 +10,8 @@ from functools import cache
 import pytest
 
 from allocator.physical.clearance import CLEARANCE, Hazard
+from daemon.frontend.metrics import Metrics as FrontendMetrics
+from daemon.metrics import Metrics as DaemonMetrics
 from daemon.settings_table import TABLE
 from tests.tidy.source import PACKAGES, ROOT, modules
 from tools import docs
@@ -24,6 +26,7 @@ PAGES = (
     "docs/rules.md",
     "docs/daemon.md",
     "docs/allocator.md",
+    "docs/prefix_cache.md",
 )
 
 
@@ -127,6 +130,18 @@ def test_commands_in_a_document_are_real(name: str) -> None:
             assert words[1] in COMMANDS, f"{name}: {line}"
             if words[1] == "bench":
                 assert words[2] in BENCHMARKS, f"{name}: {line}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_metrics_in_a_document_are_real(name: str) -> None:
+    """Each `bandmaster:NAME` in backticks is a metric of the daemon or of a front end."""
+    known = {
+        family.name
+        for registry in (DaemonMetrics().registry, FrontendMetrics().registry)
+        for family in registry.collect()
+    }
+    wrong = [found for found in re.findall(r"`(bandmaster:\w+)", page(name)) if found not in known]
+    assert not wrong, f"{name}: {wrong}"
 
 
 @pytest.mark.parametrize("name", ["README.md"])
