@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from allocator.capacity import Demand
-from allocator.demand import Purpose, RequestSizes, request_demand
+from allocator.demand import Purpose, RequestSizes, pages_for, request_demand
 from allocator.geometry import BandGeometry
 
 
@@ -46,6 +46,20 @@ def request_cost(
     owned = request_demand(bands, page_size, having, Purpose.DECODE_PREALLOC)
     most = request_demand(bands, page_size, having, Purpose.CEILING)
     return Cost(rest, _minus(owned, rest), _minus(most, owned))
+
+
+def held_at(bands: Sequence[BandGeometry], page_size: int, tokens: int) -> Demand:
+    """Units held between two forwards by a request that has stored exactly `tokens` and owns no checkpoint slot.
+
+    A window keeps the pages that the next position may attend to: those from position tokens - W + 1 on.
+    """
+    assert tokens >= 1
+    pages = pages_for(tokens, page_size)
+    units = []
+    for band in bands:
+        gone = max(0, tokens - band.window_tokens + 1) // page_size if band.kind == "window" else 0
+        units.append(1 if band.kind == "state" else pages - gone)
+    return tuple(units)
 
 
 def _minus(more: Demand, less: Demand) -> Demand:

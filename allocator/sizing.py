@@ -51,7 +51,6 @@ class Sizing:
     slots_wanted: int
     concurrency: list[Concurrency]
     slots_per_request: int = 1
-    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The table as text, one line per entry."""
@@ -68,8 +67,7 @@ class Sizing:
                     f"band {band.name}: {units:,d} pages of {band.unit_bytes:,d} bytes, {tokens:,d} tokens at "
                     f"{band.unit_bytes / self.page_size:,.0f} bytes each"
                 )
-        out += [f"requests of {row.tokens:,d} tokens at once: {row.requests:,d}" for row in self.concurrency]
-        return out + list(self.notes)
+        return out + [f"requests of {row.tokens:,d} tokens at once: {row.requests:,d}" for row in self.concurrency]
 
     def _slots_short(self, slots: int) -> str:
         """Empty where every running request has its slots; else both numbers."""
@@ -137,7 +135,6 @@ def size_arena(
         for tokens in lengths
         if any(band.unit_bytes for band in bands)
     ]
-    notes = _notes(interval, max_model_len)
     return Sizing(
         geometry,
         plan.page_size,
@@ -148,7 +145,6 @@ def size_arena(
         slots_wanted,
         rows,
         slots_per_request,
-        notes,
     )
 
 
@@ -182,16 +178,6 @@ def _sizes(plan: StoragePlan, tokens: int, max_batched_tokens: int, slots_per_re
 def _interval(plan: StoragePlan, slots_per_request: int) -> int:
     """Tokens between checkpoints of a request that owns a checkpoint slot; 0: none does."""
     return max((band.checkpoint_interval for band in plan.bands), default=0) if slots_per_request > 1 else 0
-
-
-def _notes(interval: int, max_model_len: int) -> tuple[str, ...]:
-    """What the sizes make impossible. The last token of a sequence is always computed, so a hit ends before it."""
-    if interval < max_model_len or not interval:
-        return ()
-    return (
-        f"prefix reuse cannot occur: state is kept every {interval:,d} tokens and no sequence is longer than "
-        f"{max_model_len:,d}; lower --checkpoint-interval below that",
-    )
 
 
 def _missing_bytes(plan: StoragePlan, start_bytes: int, arena_bytes: int, floor: Demand) -> int:

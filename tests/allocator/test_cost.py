@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.cost import request_cost
+from allocator.cost import held_at, request_cost
 from allocator.demand import Purpose, RequestSizes, request_demand
 from allocator.geometry import BandGeometry
 
@@ -43,3 +43,18 @@ def test_the_parts_add_up_to_the_ceiling(tokens: int, chunk: int, interval: int,
     assert cost.rest[-1] == -(-tokens // page)
     assert cost.checkpoint[-1] == cost.tail[-1] == cost.tail[0] == 0
     assert cost.checkpoint[0] == (1 if interval else 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tokens=st.integers(1, 3000), page=st.integers(1, 64))
+def test_what_is_held_at_a_length(tokens: int, page: int) -> None:
+    """Page by page: a window's page stays while the next position may attend to a token of it; never more than priced."""
+    held = held_at(BANDS, page, tokens)
+    pages = range(-(-tokens // page))
+    for band, units in zip(BANDS, held, strict=True):
+        if band.kind != "state":
+            first = tokens - band.window_tokens + 1 if band.kind == "window" else 0
+            assert units == sum(1 for k in pages if (k + 1) * page > first)
+    priced = request_cost(BANDS, page, tokens, 1).rest
+    assert all(a <= b for a, b in zip(held, priced, strict=True))
+    assert held[0] == 1

@@ -122,20 +122,6 @@ def test_S6_more_requests_than_slots_are_clamped_with_both_numbers() -> None:
     assert fewer.targets[-1] > sizing.targets[-1], "slots not asked for are pages"
 
 
-@pytest.mark.parametrize(("interval", "length", "said"), [(64, 65, False), (64, 64, True), (64, 63, True)])
-def test_P2_an_interval_beyond_the_context_is_said(interval: int, length: int, said: bool) -> None:
-    """Where no checkpoint can lie inside a sequence the boot table says that reuse cannot occur, and both numbers."""
-    plan = hybrid_plan()
-    assert plan.bands[0].checkpoint_interval == interval
-    lines = "\n".join(size(plan, 100_000, length=length, slots_per_request=2).lines())
-    what = f"prefix reuse cannot occur: state is kept every {interval} tokens and no sequence is longer than {length}"
-    assert (what in lines) == said
-    assert "prefix reuse" not in "\n".join(size(plan, 100_000, length=length).lines()), (
-        "caches at a sequence's end only"
-    )
-    assert "prefix reuse" not in "\n".join(size(full_plan(), 100_000, length=length, slots_per_request=2).lines())
-
-
 def test_states_may_fill_the_arena() -> None:
     """Slot ids are limited by bytes, not by the running requests, so that a prefix cache can hold many states; a stage
     without state bytes never limits the others."""
