@@ -11,9 +11,25 @@ from daemon.rank.errors import BadOption
 from daemon.rank.modeled import ModeledRunner, read_options
 from ipc.messages import Sampling
 from tools.rank_driver import Driver, settings
+from tools.toy_reference import Toy, greedy, mismatches
 
 SMALL = list(range(8, 31))  # below the vocabularies of the tests that shrink them
 PROMPT = [100 + 7 * i for i in range(23)]
+
+SHAPES = [
+    Toy(),
+    Toy(windows=(8,)),
+    Toy(state=True),
+    Toy(windows=(5, 11), state=True),
+    Toy(full=False, windows=(7,)),
+    Toy(full=False, windows=(9, 2), state=True),
+    Toy(full=False, state=True),
+]
+
+
+def toy_driver(toy: Toy, **changes: object) -> Driver:
+    """A driver over the toy's bands."""
+    return Driver(settings(options=toy.options(), arena_bytes=1 << 19, **changes))
 
 
 def drawn(seed: int, **more: object) -> Sampling:
@@ -111,8 +127,98 @@ def test_log_probabilities_come_with_the_tokens() -> None:
     assert list(top) == sorted(top, reverse=True)
 
 
+@pytest.mark.parametrize("toy", SHAPES)
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 3), (4, 1), (4, 23), (16, 9)])
+def test_every_shape_says_what_the_sequence_alone_says(toy: Toy, page_size: int, chunk: int) -> None:
+    """Through pages, slots and chunks the tokens are those of the definition that knows none of them."""
+    output = toy_driver(toy, page_size=page_size).generate(2, PROMPT, 14, chunk=chunk)
+    assert len(output) == 14
+    assert not mismatches(toy, PROMPT, output)
+
+
+def test_the_definition_depends_on_every_token() -> None:
+    """Changing any token changes all that is said behind it, however long the windows are not."""
+    for toy in SHAPES:
+        said = greedy(toy, PROMPT)
+        for at in range(len(PROMPT)):
+            other = greedy(toy, [*PROMPT[:at], PROMPT[at] + 1, *PROMPT[at + 1 :]])
+            assert other[:at] == said[:at]
+            assert not {k for k in range(at, len(PROMPT)) if other[k] == said[k]}
+
+
+def live_bytes(driver: Driver, band: int, row: int) -> list[tuple[int, int]]:
+    """Unit and byte of all that a row's next token sees in a band."""
+    state, page_size = driver.rows[row], driver.geometry.page_size
+    runner = driver.runner
+    assert isinstance(runner, ModeledRunner)
+    geometry, table = driver.prepared.geometry.bands[band], driver.worker.executor.tables[band]
+    planes = runner._plan.bands[band].planes
+    if geometry.kind == "state":
+        sizes = [8 * int(np.prod(plane.shape)) for plane in planes]
+        spans = zip(planes, sizes, strict=True)
+        return [(int(table[state.slot]), plane.offset_bytes + k) for plane, size in spans for k in range(size)]
+    first = max(0, state.length + 1 - geometry.window_tokens) if geometry.window_tokens else 0
+    places = []
+    for position in range(first, state.length):
+        unit, slot = int(table[state.pages[position // page_size]]), position % page_size
+        for plane in planes:
+            base = plane.offset_bytes + slot * plane.strides_bytes[0]
+            places += [(unit, base + k) for k in range(plane.strides_bytes[0])]
+    return places
+
+
+@pytest.mark.parametrize("toy", SHAPES[1:])
+def test_every_live_byte_of_every_band_matters(toy: Toy) -> None:
+    """A flipped bit anywhere in what a row still sees changes its next token; one in what it does not see changes none.
+
+    The row continues by a prompt token and samples, so that nothing but the arena carries the past.
+    """
+    driver = toy_driver(toy)
+    runner = driver.runner
+    assert isinstance(runner, ModeledRunner)
+    assert isinstance(runner.device, HostDevice)
+    driver.start(0)
+    driver.step([(0, PROMPT[:19], False)])
+    saved = runner.device.arena.data.copy()
+    expected = greedy(toy, PROMPT[:20])[-1]
+    probes = {}
+    for band, geometry in enumerate(driver.prepared.geometry.bands):
+        if geometry.unit_bytes:
+            for unit, place in live_bytes(driver, band, 0):
+                probes[unit * geometry.unit_bytes + place] = band
+    assert set(probes.values()) == {n for n, b in enumerate(driver.prepared.geometry.bands) if b.unit_bytes}
+    batches = []
+    launch = runner.launch
+    runner.launch = lambda batch: (batches.append(batch), launch(batch))[1]  # type: ignore[method-assign]
+    first = driver.step([(0, [PROMPT[19]], True)])
+    assert i64(first.tokens).tolist() == [expected]
+    stride = 1 if len(probes) < 400 else 7
+    for place in sorted(probes)[::stride]:
+        runner.device.arena.data[:] = saved
+        runner.device.arena.data[place] ^= 1 << (place % 8)
+        assert launch(batches[0]).outcome().tokens.tolist() != [expected], f"byte {place} of band {probes[place]}"
+    runner.device.arena.data[:] = saved
+    own = {place // 8 for place in probes}
+    for place in range(driver.prepared.geometry.chain_start_bytes, saved.size, 8):
+        if place // 8 not in own:
+            runner.device.arena.data[place : place + 8] ^= 0x55
+    assert launch(batches[0]).outcome().tokens.tolist() == [expected], "what is not its own is not read"
+
+
+def test_a_row_that_starts_ignores_what_its_slot_holds() -> None:
+    """The state begins at zero with a row, whatever an earlier owner left in the slot."""
+    toy = Toy(windows=(6,), state=True)
+    driver = toy_driver(toy)
+    for row in range(3):
+        prompt = [token + row for token in PROMPT]
+        assert not mismatches(toy, prompt, driver.generate(row, prompt, 5, chunk=4))
+
+
 def test_bad_options_are_named() -> None:
-    """An unknown option and a non-number are refused by name."""
+    """An unknown option, a non-number and bands that cannot be are refused by name."""
+    for options in ({"windows": "8,1"}, {"windows": "8+8"}, {"full": "0"}, {"state": "2"}):
+        with pytest.raises(BadOption, match=r"windows|full"):
+            read_options(options)
     with pytest.raises(BadOption, match="speed"):
         read_options({"speed": "1"})
     with pytest.raises(BadOption, match="delay_us='fast'"):
