@@ -26,6 +26,7 @@ class Purpose(Enum):
     """Why a demand is asked."""
 
     CEILING = "the most it can ever hold: the memory clip of an arriving request"
+    STEADY = "the most it holds while no chunk of it is prefilled: what running requests may still grow to"
     ADMIT = "admission in this pass"
     LOAD_BACK = "a prefix that returns from the host tier"
     DECODE_PREALLOC = "a decode node's room for a prompt that a peer computes, before it arrives"
@@ -48,6 +49,7 @@ class Rule:
 
 RULES: dict[Purpose, Rule] = {
     Purpose.CEILING: Rule(output=True, surplus=False, transient=True, held=False),
+    Purpose.STEADY: Rule(output=True, surplus=False, transient=False, held=False),
     Purpose.ADMIT: Rule(output=True, surplus=True, transient=True, held=True),
     Purpose.LOAD_BACK: Rule(output=False, surplus=False, transient=False, held=True),
     Purpose.DECODE_PREALLOC: Rule(output=True, surplus=False, transient=False, held=True),

@@ -75,8 +75,11 @@ class LogicalChain:
 
     # --- questions -----------------------------------------------------------------------------------------------
 
-    def refusal(self, demand: Demand) -> CapacityRefusal | None:
-        """None when the demand fits beside what is live; otherwise why not. Reads only."""
+    def refusal(self, demand: Demand, given_back: Demand | None = None) -> CapacityRefusal | None:
+        """None when the demand fits beside what is live, less `given_back`; otherwise why not. Reads only."""
+        if given_back is not None:
+            kept = [units - back for units, back in zip(self.counts, given_back, strict=True)]
+            return self.form.refusal(kept, demand, self._quarantined())
         if demand in self._answers:
             return self._answers[demand]
         if len(self._answers) >= ANSWERS_MAX:

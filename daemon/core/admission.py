@@ -2,10 +2,14 @@
 
 Owns the price of an admission and the verdicts admit, wait and unschedulable. Must never take memory or retract
 anybody, and must change nothing for a request that waits. Invariants: at most one request is partly prefilled; a
-request is admitted only when its whole prompt, its expected output and everything promised to the others fit together.
+request is admitted only when its whole prompt, its expected output and everything promised to the others fit together,
+in all bands jointly.
 
-    promised = the resident chunk's remaining prompt, in full
+    promised = what the resident chunk needs for the rest of its prompt, in full
              + share x (what all requests with a row may still grow by)
+
+State slots are no estimate: they are taken at admission, all of a request's or none. A window costs what it holds at
+once: while a chunk is prefilled that chunk and the window before it, later the window alone.
 
 `share` is an estimate in parts per million: retraction raises it, progress lowers it, `reserve = full` pins it to one.
 A request that was retracted `retracts_max` times is protected from then on: protected requests are admitted only when
@@ -16,7 +20,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from allocator.capacity import CapacityRefusal, Demand
+from allocator.demand import joint
 from daemon.core.endings import end
+from daemon.core.memory import larger, minus, plus
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import EndReason, Verdict
 from daemon.core.requests import QUEUED, Request
@@ -29,12 +36,13 @@ SHARE_ONE_PPM = 1_000_000
 
 @dataclass(slots=True)
 class Chunk:
-    """Prompt tokens [start, start + count) of a request in this step, and the pages it takes for them."""
+    """Prompt tokens [start, start + count) of a request in this step, and the pages and state slots it takes."""
 
     request: Request
     start: int
     count: int
     pages: int
+    slots: int = 0
 
 
 @dataclass(slots=True)
@@ -45,25 +53,44 @@ class StepPlan:
     needy: Rows
     budget_tokens: int
     pages: int
+    slots: int = 0
     chunks: list[Chunk] = field(default_factory=list)
     new_rows: int = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Plan a chunk: its tokens leave the budget, its units join what the step takes."""
+        assert 0 < chunk.count <= self.budget_tokens, "a chunk has tokens and fits the budget"
+        self.chunks.append(chunk)
+        self.pages += chunk.pages
+        self.slots += chunk.slots
+        self.budget_tokens -= chunk.count
 
 
 @dataclass(slots=True)
 class PrefillBudget:
-    """What is promised while the pass admits; all in pages."""
+    """What is promised while the pass admits, in units per band.
 
-    held: int
-    ceiling: int
-    resident_rest: int
+    `held` are live now; `longest` is what all requests with a row hold at their longest, the resident one as long as it
+    is prefilled; `rest` is what the resident one still needs for its prompt, beside what it holds and this step takes.
+    """
+
+    held: Demand
+    longest: Demand
+    rest: Demand
     share_ppm: int
 
-    def price(self, planned: int, prompt: int, ceiling: int) -> int:
-        """Pages that must fit now for a request of `prompt` pages (`ceiling` at its longest) to be admitted."""
-        assert prompt <= ceiling, "a request's prompt is within its ceiling"
-        growth = self.ceiling + ceiling - prompt - self.held - planned - self.resident_rest
-        expected = -(-max(growth, 0) * self.share_ppm // SHARE_ONE_PPM)
-        return planned + prompt + self.resident_rest + expected
+    def price(self, planned: Demand, prompt: Demand, longest: Demand) -> Demand:
+        """Units that must fit now for a request to be admitted.
+
+        `prompt` it needs until its prompt is covered, `longest` at its longest; `planned` were promised to this step.
+        """
+        units: list[int] = []
+        columns = zip(planned, prompt, longest, self.held, self.longest, self.rest, strict=True)
+        for taken, own, most, held, others, rest in columns:
+            growth = others + most - own - held - taken - rest
+            expected = -(-max(growth, 0) * self.share_ppm // SHARE_ONE_PPM)
+            units.append(taken + own + rest + expected)
+        return tuple(units)
 
 
 def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
@@ -98,13 +125,16 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
 
 
 def _open_budget(core: CoreState, plan: StepPlan) -> PrefillBudget:
-    assert core.memory is not None, "only an epoch admits"
-    rest = 0
-    if core.resident is not None:
-        planned = sum(chunk.pages for chunk in plan.chunks if chunk.request is core.resident)
-        held = int(core.rows.pages[core.resident.row])
-        rest = core.memory.pages_of(core.resident.target_tokens) - held - planned
-    return PrefillBudget(core.memory.live_units()[-1], core.ceiling_pages, rest, core.share_ppm)
+    memory, resident = core.memory, core.resident
+    assert memory is not None, "only an epoch admits"
+    rest, longest = memory.none, core.steady
+    if resident is not None:
+        prompt = memory.ceiling(resident.target_tokens)
+        pages = sum(chunk.pages for chunk in plan.chunks if chunk.request is resident)
+        after = plus(core.rows.held_units(resident.row), memory.demand(pages))
+        rest = minus(larger(prompt, after), after)
+        longest = plus(minus(longest, resident.steady), larger(resident.steady, prompt))
+    return PrefillBudget(memory.live_units(), longest, rest, core.share_ppm)
 
 
 def _fits(core: CoreState, request: Request, budget: PrefillBudget, plan: StepPlan, now_ns: int, out: Outputs) -> bool:
@@ -112,45 +142,51 @@ def _fits(core: CoreState, request: Request, budget: PrefillBudget, plan: StepPl
     memory = core.memory
     assert memory is not None, "only an epoch admits"
     if request.retractions >= core.config.retracts_max:
-        protected = _protected_pages(core, plan) + request.ceiling_pages
-        if protected > memory.capacity_pages:
-            numbers = {"protected_pages": protected, "capacity_pages": memory.capacity_pages}
-            _waits(request, "protected", numbers, now_ns, out)
+        refusal = memory.never_fits(plus(_protected(core, plan), request.ceiling))
+        if refusal is not None:
+            _waits(request, "protected", shortage(refusal), now_ns, out)
             return False
-    prompt = memory.pages_of(request.prompt_tokens + request.output_tokens)
-    price = budget.price(plan.pages, prompt, request.ceiling_pages)
+    prompt = memory.ceiling(request.prompt_tokens + request.output_tokens)
+    price = budget.price(memory.demand(plan.pages, plan.slots), prompt, larger(request.steady, prompt))
     refusal = memory.refusal(price)
     if refusal is None:
         return True
-    numbers = {"pages": price, "pages_short": refusal.units_short, "stage": refusal.stage, "band": refusal.band}
     if core.holding or core.in_flight or plan.new_rows:
-        _waits(request, "memory", numbers, now_ns, out)
+        _waits(request, "memory", {"units": price[refusal.band]} | shortage(refusal), now_ns, out)
         return False
     detail = f"nothing holds memory and still: {refusal.text()}"
     end(core, request, EndReason.UNSCHEDULABLE, detail, now_ns, out)
     return True
 
 
-def _protected_pages(core: CoreState, plan: StepPlan) -> int:
-    """Pages at their longest of all protected requests that have a row or get one in this step."""
+def shortage(refusal: CapacityRefusal) -> dict[str, int]:
+    """The numbers of a verdict about memory: where it lacks and how much."""
+    return {"units_short": refusal.units_short, "stage": refusal.stage, "band": refusal.band}
+
+
+def _protected(core: CoreState, plan: StepPlan) -> Demand:
+    """Units at their longest of all protected requests that have a row or get one in this step."""
+    assert core.memory is not None, "only an epoch admits"
     starting = [chunk.request for chunk in plan.chunks if chunk.request.row < 0]
     holders = [owner for owner in core.rows.owners if owner is not None]
-    return sum(one.ceiling_pages for one in holders + starting if one.retractions >= core.config.retracts_max)
+    protected = [one.ceiling for one in holders + starting if one.retractions >= core.config.retracts_max]
+    return joint(protected) if protected else core.memory.none
 
 
 def _plan_new(
     core: CoreState, request: Request, budget: PrefillBudget, plan: StepPlan, count: int, target: int
 ) -> None:
-    assert core.memory is not None, "only an epoch admits"
-    assert 0 < count <= min(target, plan.budget_tokens), "a chunk has tokens and fits the budget"
-    pages = core.memory.pages_of(count)
-    plan.chunks.append(Chunk(request, 0, count, pages))
-    plan.pages += pages
-    plan.budget_tokens -= count
+    memory = core.memory
+    assert memory is not None, "only an epoch admits"
+    chunk = Chunk(request, 0, count, memory.pages_of(count), memory.slots_each)
+    plan.add(chunk)
     plan.new_rows += 1
-    budget.ceiling += request.ceiling_pages
-    if count < target:
-        budget.resident_rest = core.memory.pages_of(target) - pages
+    if count == target:
+        budget.longest = plus(budget.longest, request.steady)
+        return
+    prompt, taken = memory.ceiling(target), memory.demand(chunk.pages, chunk.slots)
+    budget.longest = plus(budget.longest, larger(request.steady, prompt))
+    budget.rest = minus(larger(prompt, taken), taken)
 
 
 def _waits(request: Request, reason: str, numbers: dict[str, int], now_ns: int, out: Outputs) -> None:

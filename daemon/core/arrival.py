@@ -15,9 +15,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from allocator.capacity import Demand
 from allocator.columns import Int64s, i64
+from allocator.demand import stored_tokens
 from daemon.core.inputs import Arrived
 from daemon.core.limits import CoreConfig
+from daemon.core.memory import Memory
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import RefusalCode, Verdict
 from daemon.core.requests import Group, Request
@@ -44,12 +47,13 @@ class Problem(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What was worked out about a request that passed: its prompt, stop ids, most output and most pages."""
+    """What was worked out about a request that passed: its prompt, stop ids, most output and most units per band."""
 
     prompt: Int64s
     stop_ids: Int64s
     max_output: int
-    ceiling_pages: int
+    ceiling: Demand
+    steady: Demand
 
 
 IntRange = tuple[str, Callable[[Generate], int], Callable[[CoreConfig], int], Callable[[CoreConfig], int]]
@@ -214,21 +218,33 @@ def _lengths(core: CoreState, facts: ModelFacts, generate: Generate) -> Problem 
             text = f"{tokens} prompt tokens and max_tokens {output} pass the model's length {longest}"
             return Problem(RefusalCode.OUTPUT_TOO_LONG, "max_tokens", text, longest - tokens, output)
         output = longest - tokens
-    room = memory.capacity_pages * memory.page_size  # the newest output token needs no room of its own
-    if memory.never_fits(memory.pages_of(tokens)):
-        text = f"the prompt has {tokens} tokens, the empty memory holds {room}"
+    room = memory.capacity_tokens  # the newest output token needs no room of its own
+    if tokens > room:
+        text = f"the prompt has {tokens} tokens, the empty memory holds {room}{_short(memory, tokens)}"
         return Problem(RefusalCode.NEVER_FITS, "prompt", text, room, tokens)
-    if memory.never_fits(memory.ceiling_pages(tokens, output)):
+    if stored_tokens(tokens, output) > room:
         if not may_cut:
             text = f"{tokens} prompt tokens and max_tokens {output} pass the {room} tokens the empty memory holds"
+            text += _short(memory, stored_tokens(tokens, output))
             return Problem(RefusalCode.NEVER_FITS, "max_tokens", text, room + 1 - tokens, output)
         output = room + 1 - tokens
     if generate.min_tokens > output:
         text = f"min_tokens {generate.min_tokens} is above the {output} output tokens that are allowed"
         return _bad("min_tokens", text, output, generate.min_tokens)
-    ceiling = memory.ceiling_pages(tokens, output)
-    assert not memory.never_fits(ceiling), "an accepted request fits the empty arena"
-    return Plan(prompt, np.unique(i64(generate.stop_ids)), output, ceiling)
+    stored = stored_tokens(tokens, output)
+    ceiling = memory.ceiling(stored)
+    assert memory.never_fits(ceiling) is None, "an accepted request fits the empty arena"
+    return Plan(prompt, np.unique(i64(generate.stop_ids)), output, ceiling, memory.steady(stored))
+
+
+def _short(memory: Memory, tokens: int) -> str:
+    """What an empty arena lacks for so many positions, and what they would take of each band."""
+    ceiling = memory.ceiling(tokens)
+    refused = memory.never_fits(ceiling)
+    assert refused is not None, "a request of more than the empty memory holds never fits"
+    units = ", ".join(f"{count} {band.name}" for count, band in zip(ceiling, memory.chain.bands, strict=True))
+    where = f"{refused.units_short} units of {refused.band_name} short"
+    return f" (it takes up to {units} units: {where})"
 
 
 def _queue_full(core: CoreState, choices: int) -> Problem | None:
@@ -285,7 +301,8 @@ def _accept(core: CoreState, frontend: int, item: Arrived, plan: Plan, out: Outp
             prompt_tokens=len(plan.prompt),
             max_output=plan.max_output,
             min_output=generate.min_tokens,
-            ceiling_pages=plan.ceiling_pages,
+            ceiling=plan.ceiling,
+            steady=plan.steady,
             priority=generate.priority,
             arrived_ns=item.now_ns,
             deadline_ns=deadline_ns,

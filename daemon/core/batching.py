@@ -14,12 +14,16 @@ import numpy as np
 from allocator.columns import Int32s, pack_i32
 from daemon.core import pressure
 from daemon.core.admission import Chunk, StepPlan, admit
+from daemon.core.memory import plus
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict
 from daemon.core.requests import Event, Request
+from daemon.core.retirement import retire
 from daemon.core.rows import Rows
 from daemon.core.state import NOBODY, CoreState, Flight
 from ipc.messages import EXPLICIT, SAMPLE, Forward, RowSampling, Sampling, Step
+
+NO_IDS = np.zeros(0, np.int32)
 
 
 class Columns:
@@ -33,6 +37,7 @@ class Columns:
         self.flags = bytearray()
         self.tokens: list[bytes] = []
         self.sampling: list[RowSampling] = []
+        self.slots: list[bytes] = []
         self.table_rows: list[bytes] = []
         self.table_indexes: list[bytes] = []
         self.table_pages: list[bytes] = []
@@ -50,6 +55,7 @@ class Columns:
 def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     """The next step with a forward, or None when no token can be scheduled now."""
     assert core.memory is not None, "only an epoch schedules"
+    retire(core)
     with core.memory.deciding():
         batch, needy = pressure.plan_decode(core, now_ns, out)
         budget = core.config.max_batched_tokens - len(batch)
@@ -71,7 +77,9 @@ def bare_step(core: CoreState) -> Step:
 def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
     memory, rows, batch = core.memory, core.rows, plan.batch
     assert memory is not None, "only an epoch schedules"
-    ids = memory.take(plan.pages) if plan.pages else np.zeros(0, np.int32)
+    wanted = memory.demand(plan.pages, plan.slots)
+    taken = memory.take(wanted) if any(wanted) else (NO_IDS,) * len(wanted)
+    ids, slots, used = taken[memory.owner], taken[memory.state] if plan.slots else NO_IDS, 0
     columns = Columns()
     given = len(plan.needy)
     if given:
@@ -84,9 +92,13 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
     if len(final):
         rows.stop_decoding(batch.rows[final])
     for chunk in plan.chunks:
-        _commit_chunk(core, chunk, ids[given : given + chunk.pages], columns, now_ns, out)
+        if chunk.request.row < 0:
+            _start(core, chunk, slots[used : used + chunk.slots], now_ns, out)
+            used += chunk.slots
+        _commit_chunk(core, chunk, ids[given : given + chunk.pages], columns)
         given += chunk.pages
     assert given == len(ids), "every page taken has a place"
+    assert used == len(slots), "every slot taken has an owner"
     flight = _flight(core, plan, final, columns)
     forward = Forward(
         rows=batch.rows_column + pack_i32(columns.rows),
@@ -99,6 +111,7 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
         table_indexes=b"".join(columns.table_indexes),
         table_pages=b"".join(columns.table_pages),
         sampling=columns.sampling,
+        slots=batch.slots_column + b"".join(columns.slots),
     )
     core.totals.forwards += 1
     core.in_flight += 1
@@ -107,10 +120,8 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
     return _seal(core, forward, flight)
 
 
-def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns, now_ns: int, out: Outputs) -> None:
+def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns) -> None:
     request, rows = chunk.request, core.rows
-    if request.row < 0:
-        _start(core, chunk, now_ns, out)
     row = request.row
     assert chunk.start == request.scheduled_tokens == int(rows.scheduled[row]), "chunks are contiguous"
     assert request.sequence is not None, "a request is prefilled from its sequence"
@@ -129,6 +140,7 @@ def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns
     columns.generations.append(generation)
     columns.starts.append(chunk.start)
     columns.counts.append(chunk.count)
+    columns.slots.append(rows.slots[row, :1].tobytes())
     columns.tokens.append(request.sequence[chunk.start : end].tobytes())
     samples = end == request.target_tokens and bool(rows.left[row])
     columns.flags.append(EXPLICIT | SAMPLE if samples else EXPLICIT)
@@ -136,20 +148,20 @@ def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns
         _finish_prefill(core, request, samples, columns)
 
 
-def _start(core: CoreState, chunk: Chunk, now_ns: int, out: Outputs) -> None:
-    """The request leaves the queue and gets a row; it is the resident until its prompt is covered."""
+def _start(core: CoreState, chunk: Chunk, slots: Int32s, now_ns: int, out: Outputs) -> None:
+    """The request leaves the queue and gets a row and its slots; it is the resident until its prompt is covered."""
     request = chunk.request
     core.queue.remove(request)
     kept = b"".join(request.kept)
     assert len(kept) == 8 * request.output_tokens, "all output so far is kept"
-    row = core.rows.assign(request)
+    row = core.rows.assign(request, slots)
     core.move(request, Event.ADMIT)
     prompt = request.group.prompt
     request.sequence = np.concatenate([prompt, np.frombuffer(kept, np.int64)]) if kept else prompt
     request.target_tokens = len(request.sequence)
     request.scheduled_tokens = 0
     request.last_wait = ""
-    core.ceiling_pages += request.ceiling_pages
+    core.steady = plus(core.steady, request.steady)
     if chunk.count < request.target_tokens:
         assert core.resident is None, "one request at a time is partly prefilled"
         core.resident = request

@@ -5,7 +5,8 @@ anything. Invariant: equal states have equal digests on every machine (canonical
 order, columns as little-endian bytes).
 
 Left out because the rest says it already: a prompt (the group's content digest covers it), a request's own sequence
-(prompt and kept output), the snapshot of the decoding rows, the free rows, and the heap of deadlines.
+(prompt and kept output), the snapshot of the decoding rows, the free rows, the heap of deadlines, and what geometry
+and configuration say of windows and slots.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _scalars(core: CoreState) -> list[Any]:
         core.told_through,
         core.in_flight,
         core.next_request,
-        core.ceiling_pages,
+        core.steady,
         core.share_ppm,
         core.throttled_steps,
         core.flush_moves,
@@ -96,7 +97,8 @@ def _request(request: Request) -> list[Any]:
         request.prompt_tokens,
         request.max_output,
         request.min_output,
-        request.ceiling_pages,
+        request.ceiling,
+        request.steady,
         request.priority,
         request.arrived_ns,
         request.deadline_ns,
@@ -122,7 +124,8 @@ def _rows(core: CoreState) -> list[bytes]:
     """Every column whole, then what each owned row holds: its page table and its newest output."""
     rows = core.rows
     columns = (rows.generation, rows.request, rows.frontend, rows.scheduled, rows.covered, rows.pages, rows.left)
-    parts = [column.tobytes() for column in (*columns, rows.output, rows.decoding)]
+    owned = (rows.shared, rows.window_first, rows.retire_at, rows.floor, rows.slots)
+    parts = [column.tobytes() for column in (*columns, rows.output, rows.decoding, *owned)]
     parts.append(pack_i64([rows.releases]))
     for row, owner in enumerate(rows.owners):
         parts.append(pack_i64([owner.number if owner is not None else 0]))

@@ -1,84 +1,160 @@
 """Memory: the core's way to the logical chain; every question and every change of units goes through here.
 
-Owns the ops of the step being formed and the pages given back since the last question. Must never answer from a
-counter of its own: returned pages reach the chain before any question is asked, so a freed unit is visible to the very
-next one. Invariant: the ops of a step, applied in order, are exactly what the chain was told, in that order.
+Owns the ops of the step being formed and the units given back since the last question. Must never answer from a
+counter of its own: returned units reach the chain before any question is asked, so a freed unit is visible to the very
+next one. Invariants: the ops of a step, applied in order, are exactly what the chain was told, in that order; what a
+cache could give back counts as free in every question, and is taken from it only by the take that needs it.
+
+A demand is one number of units per band, in chain order: [state][windows, longest first][full, the owner of pages].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
 
-from allocator.capacity import CapacityRefusal
+from allocator.capacity import CapacityRefusal, Demand
 from allocator.checks import WARN, Checks
 from allocator.columns import Int32s
 from allocator.demand import Purpose, RequestSizes, request_demand
-from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
 from allocator.logical.chain import LogicalChain
 from allocator.ops import Flush, Op
+from daemon.core.limits import CoreConfig
+
+Parts = Sequence[Int32s | None]
+"""Ids per band, in chain order; None where a band has none."""
+
+
+class Cache(Protocol):
+    """What holds units that nobody reads and that can be had back: the rung of the relief ladder before all others."""
+
+    def reclaimable(self) -> Demand:
+        """Units per band that `evict` can give back at once, exactly; cheap."""
+        ...
+
+    def evict(self, enough: Callable[[Demand], bool]) -> Parts:
+        """Give up units, oldest first, until `enough` of what was given up; their ids, no longer the cache's."""
+        ...
+
+
+def plus(one: Demand, other: Demand) -> Demand:
+    """Units of both, band by band."""
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def minus(one: Demand, other: Demand) -> Demand:
+    """Units of the first without those of the second, band by band; may be negative."""
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
+def larger(one: Demand, other: Demand) -> Demand:
+    """The larger number of units, band by band."""
+    return tuple(max(a, b) for a, b in zip(one, other, strict=True))
 
 
 class Memory:
-    """Owner pages of one epoch. Raises InvariantBroken for a geometry with bands that the core cannot price yet."""
+    """Units of one epoch.
 
-    def __init__(self, geometry: Geometry, checks: Checks) -> None:
-        kinds = [band.kind for band in geometry.stages[0].bands]
-        if kinds != ["full"]:
-            raise InvariantBroken("core.priced_bands", f"the core prices one full-attention band, not {kinds}")
+    `windows` are the bands of sliding windows with their tokens; `state` is the band of state slots or -1, `slots_each`
+    how many a request with a row owns (0 without such a band, 2 with a checkpoint slot beside the working one), and
+    `checkpoint_interval` how far apart checkpoints lie (0: requests take none).
+    """
+
+    def __init__(self, geometry: Geometry, checks: Checks, config: CoreConfig) -> None:
         self.geometry = geometry
         self.page_size = geometry.page_size
         self.chain = LogicalChain(geometry, checks)
-        self.capacity_pages = self.chain.most_ever()
+        self.owner = self.chain.owner
+        bands = self.chain.bands
+        self.windows = tuple((index, band.window_tokens) for index, band in enumerate(bands) if band.kind == "window")
+        self.state = next((index for index, band in enumerate(bands) if band.kind == "state"), -1)
+        keeps = self.state >= 0 and config.enable_prefix_caching and config.state_cache == "extra_buffer"
+        self.checkpoint_interval = config.checkpoint_interval if keeps else 0
+        self.slots_each = 0 if self.state < 0 else 2 if keeps else 1
+        self.cache: Cache | None = None
+        self.none: Demand = (0,) * len(bands)
+        self._chunk_tokens = max(1, min(config.chunked_prefill_size, config.max_batched_tokens))
+        self._per_page = self.demand(1)
         self._ops: list[Op] = []
-        self._returned: list[Int32s] = []
+        self._returned: list[list[Int32s]] = [[] for _ in bands]
+        self._owed = False
+        self.capacity_pages = self.chain.most_ever()
+        self.capacity_tokens = self._most_tokens()
 
     @property
     def has_ops(self) -> bool:
         """Something was taken or given back that no step has carried yet."""
-        return bool(self._ops or self._returned)
+        return bool(self._ops or self._owed)
 
     def pages_of(self, tokens: int) -> int:
         """Pages that cover `tokens` positions."""
         return -(-tokens // self.page_size)
 
-    def ceiling_pages(self, prompt_tokens: int, output_tokens: int) -> int:
-        """The most pages that a request of these sizes can ever hold."""
-        sizes = RequestSizes(prompt_tokens, output_tokens)
-        return request_demand(self.chain.bands, self.page_size, sizes, Purpose.CEILING)[self.chain.owner]
+    def demand(self, pages: int, slots: int = 0) -> Demand:
+        """Units of a take: every page with a unit in each window, and state slots."""
+        if self.state < 0:
+            assert slots == 0, "slots are taken of a state band"
+            return (pages,) * (self.owner + 1)
+        return (slots, *(pages,) * self.owner)
+
+    def ceiling(self, tokens: int) -> Demand:
+        """The most that a request can ever hold that stores at most `tokens` positions, however it is cut in chunks."""
+        return self._price(tokens, Purpose.CEILING)
+
+    def steady(self, tokens: int) -> Demand:
+        """The most that it holds while no chunk of it is being prefilled."""
+        return self._price(tokens, Purpose.STEADY)
 
     def deciding(self) -> AbstractContextManager[None]:
         """Marks the planning of a step: nothing in it may read an estimate."""
         return self.chain.decision()
 
-    def never_fits(self, pages: int) -> bool:
-        """Not even an empty arena holds so many pages."""
-        return self.chain.never_fits((pages,)) is not None
+    def never_fits(self, demand: Demand) -> CapacityRefusal | None:
+        """Why not even an empty arena holds so many units, or None."""
+        return self.chain.never_fits(demand)
 
-    def refusal(self, pages: int) -> CapacityRefusal | None:
-        """Why `pages` more do not fit now, or None. Changes nothing that can be seen."""
-        self.settle()
-        return self.chain.refusal((pages,))
+    def refusal(self, demand: Demand) -> CapacityRefusal | None:
+        """Why `demand` more does not fit now, or None. Changes nothing that can be seen.
 
-    def room_pages(self, planned_pages: int) -> int:
-        """The most pages that still fit beside `planned_pages` that are not taken yet; 0 when those do not fit."""
+        What the cache can give back counts as free: `take` gets it from there when it must.
+        """
         self.settle()
-        return max(0, self.chain.max_extra((planned_pages,)))
+        refused = self.chain.refusal(demand)
+        if refused is None or self.cache is None:
+            return refused
+        return self.chain.refusal(demand, self.cache.reclaimable())
 
-    def take(self, pages: int) -> Int32s:
-        """Take pages, lowest ids first; the caller has asked `refusal` with the same number."""
+    def room_pages(self, planned: Demand) -> int:
+        """The most pages that still fit beside `planned` units that are not taken yet; 0 when those do not fit."""
         self.settle()
-        taken = self.chain.take((pages,))
+        if self.cache is not None:
+            planned = minus(planned, self.cache.reclaimable())
+        return max(0, self.chain.max_extra(planned, self._per_page))
+
+    def take(self, demand: Demand) -> tuple[Int32s, ...]:
+        """Take units jointly, lowest ids first, ids per band; the caller has asked `refusal` with the same numbers.
+
+        Evicts from the cache what that needs, and not a unit more.
+        """
+        self.settle()
+        if self.cache is not None and self.chain.refusal(demand) is not None:
+            self.give_back(self.cache.evict(lambda freed: self.chain.fits(demand, freed)))
+            self.settle()
+        taken = self.chain.take(demand)
         self._ops.append(taken.op)
-        return taken.ids[0]
+        return taken.ids
 
-    def give_back(self, pages: Int32s) -> None:
-        """Pages that their owner holds no longer; one `Free` carries all that come back before the next question."""
-        if len(pages):
-            assert pages.min() > 0, "the sink is nobody's"
-            self._returned.append(pages)
+    def give_back(self, parts: Parts) -> None:
+        """Units that their owner holds no longer; one `Free` carries all that come back before the next question."""
+        for returned, ids in zip(self._returned, parts, strict=True):
+            if ids is not None and len(ids):
+                assert ids.min() > 0, "the sink and the padding slot are nobody's"
+                returned.append(ids)
+                self._owed = True
 
     def flush(self, moves_max: int) -> None:
         """Ask every physical chain for an opportunistic flush in the step being formed."""
@@ -95,7 +171,7 @@ class Memory:
         ops, self._ops = self._ops, []
         return ops, self.chain.step_digest(seq, ops)
 
-    def live_units(self) -> tuple[int, ...]:
+    def live_units(self) -> Demand:
         """Live units per band, in chain order, with everything given back."""
         self.settle()
         return self.chain.live_units()
@@ -109,7 +185,29 @@ class Memory:
 
     def settle(self) -> None:
         """Tell the chain what was given back; every input ends with it, so that no later look can change the ops."""
-        if self._returned:
-            pages = self._returned[0] if len(self._returned) == 1 else np.concatenate(self._returned)
-            self._returned = []
-            self._ops.append(self.chain.free([pages]))
+        if not self._owed:
+            return
+        parts = [None if not ids else ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in self._returned]
+        self._returned = [[] for _ in parts]
+        self._owed = False
+        self._ops.append(self.chain.free(parts))
+
+    def _price(self, tokens: int, purpose: Purpose) -> Demand:
+        sizes = RequestSizes(
+            prompt_tokens=tokens,
+            output_tokens=0,
+            chunk_tokens=self._chunk_tokens,
+            checkpoint_interval=self.checkpoint_interval,
+        )
+        return request_demand(self.chain.bands, self.page_size, sizes, purpose)
+
+    def _most_tokens(self) -> int:
+        """The most positions that one request can store in the empty arena; 0 when not even one."""
+        low, high = 0, self.geometry.virtual_pages * self.page_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.never_fits(self.ceiling(middle)) is None:
+                low = middle
+            else:
+                high = middle - 1
+        return low

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from allocator.capacity import CapacityRefusal
-from daemon.core.admission import SHARE_ONE_PPM, Chunk, StepPlan
+from daemon.core.admission import SHARE_ONE_PPM, Chunk, StepPlan, shortage
 from daemon.core.endings import end, leave
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import EndReason, Verdict
@@ -35,7 +35,7 @@ def plan_decode(core: CoreState, now_ns: int, out: Outputs) -> tuple[Batch, Rows
     while True:
         batch = rows.decode_batch()
         needy = batch.rows[rows.scheduled[batch.rows] >= rows.covered[batch.rows]]
-        refusal = core.memory.refusal(len(needy)) if len(needy) else None
+        refusal = core.memory.refusal(core.memory.demand(len(needy))) if len(needy) else None
         if refusal is not None and _retract_one(core, needy, refusal, now_ns, out):
             continue
         if refusal is not None:
@@ -56,9 +56,10 @@ def plan_resident(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) ->
     wanted = min(request.target_tokens - start, core.config.chunked_prefill_size, plan.budget_tokens)
     assert wanted > 0, "a resident request has prompt tokens left"
     count = wanted
-    refusal = memory.refusal(plan.pages + memory.pages_of(start + count) - held)
+    refusal = memory.refusal(memory.demand(plan.pages + memory.pages_of(start + count) - held))
     if refusal is not None:
-        count = min(wanted, (held + memory.room_pages(plan.pages)) * memory.page_size - start)
+        room = memory.room_pages(memory.demand(plan.pages))
+        count = min(wanted, (held + room) * memory.page_size - start)
     if count <= 0:
         assert refusal is not None, "only a shortage leaves no tokens"
         _park_chunk(core, request, len(plan.batch), refusal, now_ns, out)
@@ -69,10 +70,7 @@ def plan_resident(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) ->
     if count < wanted:
         numbers = {"tokens": count, "wanted_tokens": wanted}
         out.decisions.append(Decided(now_ns, Verdict.SHRUNK, request.number, "memory", numbers))
-    pages = memory.pages_of(start + count) - held
-    plan.chunks.append(Chunk(request, start, count, pages))
-    plan.pages += pages
-    plan.budget_tokens -= count
+    plan.add(Chunk(request, start, count, memory.pages_of(start + count) - held))
 
 
 def relax(core: CoreState) -> None:
@@ -107,8 +105,7 @@ def _retract_one(core: CoreState, needy: Rows, refusal: CapacityRefusal, now_ns:
     if core.config.reserve != "full":
         core.share_ppm = min(SHARE_ONE_PPM, core.share_ppm + SHARE_RAISE_PPM)
     others = [number for number in core.rows.request[needy].tolist() if number != victim.number]
-    numbers = {"pages_short": refusal.units_short, "stage": refusal.stage, "band": refusal.band}
-    retract(core, victim, min(others, default=0), numbers, now_ns, out)
+    retract(core, victim, min(others, default=0), shortage(refusal), now_ns, out)
     return True
 
 
@@ -132,7 +129,7 @@ def _park_youngest(
 ) -> tuple[Batch, Rows]:
     """Rung 4: the oldest needy rows get the pages there are; the others are left out of this step."""
     assert core.memory is not None, "only an epoch decodes"
-    room = core.memory.room_pages(0)
+    room = core.memory.room_pages(core.memory.none)
     by_age = needy[np.argsort(core.rows.request[needy])]
     served, parked = np.sort(by_age[:room]), by_age[room:]
     for row in parked.tolist():
@@ -142,8 +139,7 @@ def _park_youngest(
             core.move(request, Event.PARK)
             core.parked_rows.append(request)
             core.totals.parks += 1
-            numbers = {"pages_short": refusal.units_short, "stage": refusal.stage, "band": refusal.band}
-            out.decisions.append(Decided(now_ns, Verdict.PARKED, request.number, "memory", numbers))
+            out.decisions.append(Decided(now_ns, Verdict.PARKED, request.number, "memory", shortage(refusal)))
     return core.rows.batch_of(np.setdiff1d(batch.rows, parked, assume_unique=True)), served
 
 
@@ -166,10 +162,5 @@ def _park_chunk(
         return
     core.move(request, Event.PARK)
     core.totals.parks += 1
-    numbers = {
-        "start": request.scheduled_tokens,
-        "pages_short": refusal.units_short,
-        "stage": refusal.stage,
-        "band": refusal.band,
-    }
+    numbers = {"start": request.scheduled_tokens} | shortage(refusal)
     out.decisions.append(Decided(now_ns, Verdict.PARKED, request.number, "memory", numbers))

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from allocator.capacity import Demand
 from allocator.columns import Int64s
 from allocator.errors import InvariantBroken
 from daemon.core.reasons import EndReason
@@ -112,7 +113,9 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One accepted choice. Counts in tokens; `ceiling_pages` is the most pages it can ever hold.
+    """One accepted choice. Counts in tokens.
+
+    `ceiling` are the most units it can ever hold per band, `steady` the most while no chunk of it is prefilled.
 
     `kept` are output tokens committed before the last whole tail of its row (int64 columns, oldest first); `sequence`
     is prompt plus kept output while it is prefilled, else None. `output_tokens` is exact only while it has no row.
@@ -124,7 +127,8 @@ class Request:
     prompt_tokens: int
     max_output: int
     min_output: int
-    ceiling_pages: int
+    ceiling: Demand
+    steady: Demand
     priority: int
     arrived_ns: int
     deadline_ns: int

@@ -1,27 +1,36 @@
 """Rows: the columns of every request that is on the ranks, one entry per row, and the snapshot the hot path reads.
 
-Owns which row belongs to whom, its generation, positions, virtual page table and the newest output tokens. Must never
-decide anything, and never loops over rows on the path of a steady decode step. Invariants: a row's generation rises
-when it is released, so an entry of an older step names nobody; page tables are only appended to; the rows of `decoding`
-are exactly those that get one token in every step.
+Owns which row belongs to whom, its generation, positions, virtual page table, state slots and the newest output
+tokens. Must never decide anything, and never loops over rows on the path of a steady decode step. Invariants: a row's
+generation rises when it is released, so an entry of an older step names nobody; the rows of `decoding` are exactly
+those that get one token in every step.
 
     positions of a row   0 ............ scheduled ...... covered ........
                          KV written or      next token   end of the pages
-                         in flight          goes here    it holds
+                         in flight          goes here    it has
+
+    page table           0 .... shared ............................ pages
+                         the cache's,   its own
+                         read only
+    units of a window    0 ....... first .......................... pages
+                         given back     held, from `shared` on its own
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from allocator.capacity import Demand
 from allocator.columns import Int32s, Int64s
 from daemon.core.requests import Request
 from ipc.messages import SAMPLE
 
+NO_FLOOR = 2**31 - 1  # `floor` of a row that holds no window back
 TAIL_TOKENS = 128  # output tokens a row keeps in columns before they move to its request; a power of two
 
 Rows = NDArray[np.intp]
@@ -43,24 +52,35 @@ class Batch:
     generations_column: bytes
     counts_column: bytes
     flags_column: bytes
+    slots_column: bytes
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
 class RowTable:
-    """Columns over `capacity` rows; see the module's drawing. Growing a page table doubles its width."""
+    """Columns over `capacity` rows; see the module's drawing. Growing a page table doubles its width.
 
-    def __init__(self, capacity: int, page_size: int) -> None:
+    `windows` are the tokens of each window band in chain order, `slots_each` the state slots a row owns (0, 1 or 2).
+    """
+
+    def __init__(self, capacity: int, page_size: int, windows: Sequence[int] = (), slots_each: int = 0) -> None:
         self.capacity = capacity
         self.page_size = page_size
+        self.windows = tuple(windows)
+        self.slots_each = slots_each
         self.owners: list[Request | None] = [None] * capacity
         self.generation = np.ones(capacity, np.int32)
         self.request = np.zeros(capacity, np.int64)
         self.frontend = np.zeros(capacity, np.int32)
         self.scheduled = np.zeros(capacity, np.int32)  # positions whose KV is written or in flight
-        self.covered = np.zeros(capacity, np.int32)  # positions that the held pages cover
-        self.pages = np.zeros(capacity, np.int32)  # pages held
+        self.covered = np.zeros(capacity, np.int32)  # positions that the pages of its table cover
+        self.pages = np.zeros(capacity, np.int32)  # pages in its table
+        self.shared = np.zeros(capacity, np.int32)  # of those, the first ones, which the cache owns
+        self.window_first = np.zeros((capacity, len(windows)), np.int32)  # per window, first page whose unit it needs
+        self.retire_at = np.zeros(capacity, np.int32)  # the next launched position at which a window unit falls out
+        self.floor = np.full(capacity, NO_FLOOR, np.int32)  # windows are kept as if the next position were this
+        self.slots = np.zeros((capacity, slots_each), np.int32)  # working slot, then checkpoint slot
         self.left = np.zeros(capacity, np.int32)  # output tokens not launched yet
         self.output = np.zeros(capacity, np.int32)  # output tokens committed
         self.table = np.zeros((capacity, 16), np.int32)
@@ -80,22 +100,40 @@ class RowTable:
         """Rows that somebody owns."""
         return self.capacity - len(self._free)
 
-    def assign(self, request: Request) -> int:
-        """Give `request` the lowest free row; its kept output is in `request.kept`, complete, and stays known."""
+    def assign(self, request: Request, slots: Int32s) -> int:
+        """Give `request` the lowest free row and its state slots; its complete output is in `request.kept`."""
         row = heapq.heappop(self._free)
         assert self.owners[row] is None, "a free row has no owner"
         self.owners[row] = request
         self.request[row] = request.number
         self.frontend[row] = request.group.frontend
-        self.scheduled[row] = self.covered[row] = self.pages[row] = 0
+        self.scheduled[row] = self.covered[row] = self.pages[row] = self.shared[row] = 0
+        self.window_first[row] = 0
+        self.retire_at[row] = self.page_size - 1 + min(self.windows, default=0)
+        self.floor[row] = NO_FLOOR
+        self.slots[row] = slots
         self.output[row] = request.output_tokens
         self.left[row] = request.max_output - request.output_tokens
         self._restore_tail(row, request)
         request.row = row
         return row
 
-    def release(self, request: Request) -> Int32s:
-        """Take the row back; the pages it held are returned, and `request.kept` holds all its output again."""
+    def held(self, row: int) -> list[Int32s]:
+        """The ids of what a row owns, per band in chain order; copies."""
+        table, shared = self.table[row, : self.pages[row]], int(self.shared[row])
+        slots = [self.slots[row].copy()] if self.slots_each else []
+        windows = [table[max(shared, first) :].copy() for first in self.window_first[row].tolist()]
+        return [*slots, *windows, table[shared:].copy()]
+
+    def held_units(self, row: int) -> Demand:
+        """How many units a row owns, per band in chain order."""
+        pages, shared = int(self.pages[row]), int(self.shared[row])
+        slots = [self.slots_each] if self.slots_each else []
+        windows = [pages - max(shared, first) for first in self.window_first[row].tolist()]
+        return (*slots, *windows, pages - shared)
+
+    def release(self, request: Request) -> list[Int32s]:
+        """Take the row back; what it owned is returned per band, and `request.kept` holds all its output again."""
         row = request.row
         assert self.owners[row] is request, "only the owner's row is released"
         assert self.output[row] <= request.max_output, "no token beyond the limit was committed"
@@ -103,7 +141,7 @@ class RowTable:
         newest = self.newest_output(row)
         if len(newest):
             request.kept.append(newest.tobytes())
-        held = self.table[row, : self.pages[row]].copy()
+        held = self.held(row)
         self.owners[row] = None
         self.request[row] = 0
         self.generation[row] += 1
@@ -150,7 +188,12 @@ class RowTable:
             generations_column=generations.tobytes(),
             counts_column=np.ones(len(rows), np.int32).tobytes(),
             flags_column=bytes([SAMPLE]) * len(rows),
+            slots_column=self.working_slots(rows),
         )
+
+    def working_slots(self, rows: Rows) -> bytes:
+        """The working state slot of each row, int32; empty for a model without state."""
+        return self.slots[rows, 0].tobytes() if self.slots_each else b""
 
     def append_pages(self, row: int, ids: Int32s) -> int:
         """Append pages to one row's table; returns the index of the first."""

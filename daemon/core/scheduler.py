@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from allocator.checks import Checks
 from allocator.errors import InvariantBroken
 from daemon.core import gauges, inputs
@@ -24,7 +22,6 @@ from daemon.core.digest import state_digest
 from daemon.core.endings import end, end_all, end_group, forget
 from daemon.core.inputs import Input
 from daemon.core.limits import CoreConfig
-from daemon.core.memory import Memory
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.processing import process
 from daemon.core.reasons import EndReason, Verdict
@@ -179,10 +176,7 @@ class SchedulerCore:
                 f"epoch {item.epoch} began while epoch {core.epoch} lives, or its page size {item.geometry.page_size}"
                 f" is not the configured {core.config.page_size}",
             )
-        core.epoch = item.epoch
-        core.memory = Memory(item.geometry, self._checks)
-        core.facts = item.facts
-        core.stop_uses = np.zeros(item.facts.vocab_size, np.int32)
+        core.begin_epoch(item.epoch, item.geometry, item.facts, self._checks)
 
     def _epoch_ended(self, item: inputs.EpochEnded, out: Outputs) -> None:
         core = self._state

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from allocator.capacity import Demand
+from allocator.checks import Checks
 from allocator.columns import Int32s, Int64s
 from allocator.errors import InvariantBroken
+from allocator.geometry import Geometry
 from daemon.core.limits import CoreConfig
-from daemon.core.memory import Memory
+from daemon.core.memory import Memory, minus
 from daemon.core.order import WaitingQueue
 from daemon.core.requests import HOLDING, QUEUED, Event, Group, Request, State, step_life
 from daemon.core.rows import Rows, RowTable
@@ -111,7 +114,7 @@ class CoreState:
         self.rows = RowTable(self.running_max, self.config.page_size)
         self.resident: Request | None = None
         self.parked_rows: list[Request] = []
-        self.ceiling_pages = 0  # sum of `ceiling_pages` over requests that have a row
+        self.steady: Demand = ()  # sum of `steady` over requests that have a row
         self.share_ppm = 1_000_000 if self.config.reserve == "full" else SHARE_START_PPM
         self.throttled_steps = 0
         self.flush_moves = 0
@@ -121,6 +124,15 @@ class CoreState:
         self.stall_retry_ns = 0  # a second behind the tick that was counted last; when to ask for a tick, no decision
         self.queue_moved_ns = 0  # the newest admission, or when the queue got its first request, if that was later
         self.admit_interval_ns = 0  # mean time between admissions while requests waited
+
+    def begin_epoch(self, epoch: int, geometry: Geometry, facts: ModelFacts, checks: Checks) -> None:
+        """All ranks hold an empty arena of this geometry."""
+        memory = Memory(geometry, checks, self.config)
+        windows = [tokens for _, tokens in memory.windows]
+        self.epoch, self.memory, self.facts = epoch, memory, facts
+        self.rows = RowTable(self.running_max, self.config.page_size, windows, memory.slots_each)
+        self.steady = memory.none
+        self.stop_uses = np.zeros(facts.vocab_size, np.int32)
 
     @property
     def live(self) -> int:
@@ -190,20 +202,21 @@ class CoreState:
         self.queue.add(request)
 
     def release_row(self, request: Request) -> int:
-        """Take back everything a request holds, at once; returns its pages' number."""
+        """Take back everything a request holds, at once; returns the number of its pages."""
         assert self.memory is not None, "only an epoch has rows"
-        pages = self.rows.release(request)
-        self.memory.give_back(pages)
-        self.ceiling_pages -= request.ceiling_pages
-        assert len(pages) <= request.ceiling_pages, "a request never holds more than its ceiling"
-        assert self.ceiling_pages >= 0, "what is promised was added before"
+        held = self.rows.release(request)
+        self.memory.give_back(held)
+        self.steady = minus(self.steady, request.steady)
+        excess = [len(ids) - most for ids, most in zip(held, request.ceiling, strict=True)]
+        assert max(excess) <= 0, "a request never holds more than its ceiling"
+        assert min(self.steady) >= 0, "what is promised was added before"
         if self.resident is request:
             self.resident = None
         if request in self.parked_rows:
             self.parked_rows.remove(request)
         request.sequence = None
         request.target_tokens = request.scheduled_tokens = 0
-        return len(pages)
+        return len(held[-1])
 
     def due_ns(self) -> int | None:
         """The next deadline of a live request, or None."""
@@ -220,7 +233,7 @@ class CoreState:
             "decoding": int(np.count_nonzero(self.rows.decoding)),
             "queued": len(self.queue),
             "counted": self.waiting + self.holding,
-            "promised_pages": self.ceiling_pages,
+            "promised_units": sum(self.steady),
             "resident": int(self.resident is not None),
             "stop_ids": int(np.count_nonzero(self.stop_uses)),
             "units": sum(self.memory.live_units()) if self.memory is not None else 0,

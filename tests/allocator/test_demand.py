@@ -32,6 +32,7 @@ def full(sizes: RequestSizes, purpose: Purpose) -> int:
     ("purpose", "pages"),
     [
         (Purpose.CEILING, 5),  # 40 + 41 - 1 = 80 positions
+        (Purpose.STEADY, 5),
         (Purpose.ADMIT, 6 - 2),  # one surplus position opens a page, two are held
         (Purpose.LOAD_BACK, 3 - 2),  # the prompt's 40 tokens only
         (Purpose.DECODE_PREALLOC, 5 - 2),
@@ -42,6 +43,15 @@ def test_each_purpose_prices_full_attention_by_its_row(purpose: Purpose, pages: 
     sizes = RequestSizes(40, 41, output_most=60, held=(2,), surplus_tokens=1)
     assert full(sizes, purpose) == pages
     assert set(RULES) == set(Purpose)
+
+
+def test_between_chunks_a_window_costs_itself_and_one_token() -> None:
+    """The steady price of a window leaves the chunk out; the ceiling holds it beside the window."""
+    sizes = RequestSizes(400, 1, chunk_tokens=64)
+    assert request_demand(BANDS, 16, sizes, Purpose.STEADY) == (1, window_pages(32, 1, 16), 25)
+    assert request_demand(BANDS, 16, sizes, Purpose.CEILING) == (1, window_pages(32, 64, 16), 25)
+    held_back = RequestSizes(400, 1, chunk_tokens=64, checkpoint_interval=128)
+    assert request_demand(BANDS, 16, held_back, Purpose.STEADY) == (2, window_pages(32, 129, 16), 25)
 
 
 def test_the_last_sampled_token_is_never_stored() -> None:

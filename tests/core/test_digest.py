@@ -26,7 +26,7 @@ SAID_ELSEWHERE = {
     | {"stall_retry_ns"},  # when the shell is asked for a tick; the tick decides, not this
     "group": {"prompt"},
     "request": {"group", "sequence"},
-    "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batch"},
+    "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batch"} | {"windows", "slots_each"},
     "flight": set[str](),
 }
 

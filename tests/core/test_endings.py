@@ -9,8 +9,9 @@ from allocator.errors import InvariantBroken
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.reasons import EndReason
+from tests.core.rank_double import geometry
 from tests.core.scenes import drive, stage
-from tests.core.world import World, facts, geometry
+from tests.core.world import World, facts
 
 SMALL = CoreConfig(page_size=4, max_running_requests=3, max_batched_tokens=16, chunked_prefill_size=8)
 

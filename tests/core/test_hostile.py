@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from allocator.capacity import Demand
 from allocator.columns import pack_i64
 from allocator.errors import InvariantBroken
 from daemon.core import inputs
@@ -107,9 +108,9 @@ def test_an_estimate_read_while_deciding_is_caught(monkeypatch: pytest.MonkeyPat
     """The planning of a step is a marked decision path: at the strict level an estimate read in it raises."""
     honest = Memory.refusal
 
-    def careless(memory: Memory, pages: int) -> object:
+    def careless(memory: Memory, demand: Demand) -> object:
         memory.chain.free_estimate()
-        return honest(memory, pages)
+        return honest(memory, demand)
 
     world = World()
     world.send("r", 3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from allocator.capacity import Demand
 from allocator.checks import OFF, STRICT, WARN, Checks
 from allocator.columns import i64, pack_i64
 from allocator.errors import InvariantBroken
@@ -16,9 +17,10 @@ from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory
 from daemon.core.scheduler import SchedulerCore
 from ipc.messages import EXPLICIT, Generate, Sampling
+from tests.core.rank_double import geometry
 from tests.core.scenes import drive, last_row_parks, parked_and_shrunk, stage
 from tests.core.workload import Workload
-from tests.core.world import World, facts, geometry
+from tests.core.world import World, facts
 
 
 def test_incident_1_a_resident_chunk_parks_when_nothing_is_free() -> None:
@@ -66,8 +68,8 @@ def test_incident_4_frees_of_one_input_are_counted_within_it(monkeypatch: pytest
     asked: list[tuple[int, int]] = []
     honest = Memory.refusal
 
-    def spy(memory: Memory, pages: int) -> object:
-        answer = honest(memory, pages)
+    def spy(memory: Memory, demand: Demand) -> object:
+        answer = honest(memory, demand)
         held = sum(
             int(rows.pages[row])
             for rows in [world.core._state.rows]
@@ -172,8 +174,8 @@ def test_incident_13_a_question_changes_nothing(seed: int) -> None:
         memory = core._state.memory
         assert memory is not None
         for pages in (0, 1, 7, 10**6):
-            memory.refusal(pages)
-            memory.room_pages(pages)
+            memory.refusal((pages,))
+            memory.room_pages((pages,))
         core.gauges()
         core.view()
         assert core.state_digest() == before
@@ -207,10 +209,10 @@ def test_incident_22_a_wait_for_memory_says_whose() -> None:
     world.tick()
     (waits,) = world.verdicts("waits")
     assert (waits.reason, waits.numbers["stage"], waits.numbers["band"]) == ("memory", 0, 0)
-    assert waits.numbers["pages_short"] > 0
+    assert waits.numbers["units_short"] > 0
     parked = last_row_parks()
     parked.run()
-    assert {"stage", "band", "pages_short"} <= set(parked.verdicts("parked")[0].numbers)
+    assert {"stage", "band", "units_short"} <= set(parked.verdicts("parked")[0].numbers)
     world.run()
     world.check_rest()
 
@@ -223,7 +225,7 @@ def test_a_leak_is_found_when_nothing_is_live(level: int) -> None:
     core.feed(inputs.Arrived(0, "fe", Generate("r", pack_i64([1, 2, 3]), Sampling(), max_tokens=4), 1))
     memory = core._state.memory
     assert memory is not None
-    memory.take(1)
+    memory.take((1,))
     memory.chain.counts[0] = 0
     core.feed(inputs.Aborted(0, "fe", "r", "client"))
     if level == OFF:
@@ -239,6 +241,6 @@ def test_what_is_still_held_at_idle_is_named() -> None:
     core.feed(inputs.EpochBegan(0, 1, geometry(8), facts()))
     memory = core._state.memory
     assert memory is not None
-    memory.take(2)
+    memory.take((2,))
     with pytest.raises(InvariantBroken, match="band full still holds 2 units: 1, 2"):
         core.feed(inputs.EpochEnded(0, 1, "test"))

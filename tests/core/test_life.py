@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from allocator.capacity import CapacityRefusal
+from allocator.capacity import CapacityRefusal, Demand
 from allocator.errors import InvariantBroken
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
@@ -120,8 +120,8 @@ def retract_a_parked_row(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Memory.refusal
     opinions: list[bool] = []
 
-    def disagree(memory: Memory, pages: int) -> CapacityRefusal | None:
-        return honest(memory, 10**6) if opinions and opinions.pop() else honest(memory, pages)
+    def disagree(memory: Memory, demand: Demand) -> CapacityRefusal | None:
+        return honest(memory, (10**6,)) if opinions and opinions.pop() else honest(memory, demand)
 
     monkeypatch.setattr(Memory, "refusal", disagree)
     monkeypatch.setattr(Memory, "room_pages", lambda memory, planned: 0)

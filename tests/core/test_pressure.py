@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allocator.capacity import CapacityRefusal
+from allocator.capacity import CapacityRefusal, Demand
 from allocator.columns import i64
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory
@@ -49,7 +49,7 @@ def test_the_cheapest_to_redo_is_retracted_and_told_with_numbers() -> None:
     assert decision.by in (2, 3)
     assert decision.numbers["pages"] == decision.numbers["tokens"] >= 8
     assert decision.numbers["times"] == 1
-    assert decision.numbers["pages_short"] >= 1
+    assert decision.numbers["units_short"] >= 1
     assert stage(world, "r0") == "retracted", "queued again in the same iteration"
     world.run()
     world.check_rest()
@@ -166,9 +166,9 @@ class Moody:
         self.asked = 0
         honest = Memory.refusal
 
-        def refusal(memory: Memory, pages: int) -> CapacityRefusal | None:
+        def refusal(memory: Memory, demand: Demand) -> CapacityRefusal | None:
             self.asked += 1
-            return honest(memory, 10**6 if self.asked % every == 0 else pages)
+            return honest(memory, (10**6,) if self.asked % every == 0 else demand)
 
         monkeypatch.setattr(Memory, "refusal", refusal)
 
@@ -220,7 +220,7 @@ def test_the_oldest_rows_get_the_pages_there_are(monkeypatch: pytest.MonkeyPatch
     world.report()
     with monkeypatch.context() as patch:
         honest = Memory.refusal
-        patch.setattr(Memory, "refusal", lambda memory, pages: honest(memory, pages if pages < 3 else 10**6))
+        patch.setattr(Memory, "refusal", lambda memory, demand: honest(memory, demand if demand[0] < 3 else (10**6,)))
         patch.setattr(Memory, "room_pages", lambda memory, planned: 2)
         world.tick()
     assert [stage(world, f"r{k}") for k in range(3)] == ["running", "running", "parked_row"]
@@ -239,8 +239,8 @@ class Disagreeing:
         self.refuse = False
         honest, room = Memory.refusal, Memory.room_pages
 
-        def refusal(memory: Memory, pages: int) -> CapacityRefusal | None:
-            return honest(memory, 10**6) if self.refuse else honest(memory, pages)
+        def refusal(memory: Memory, demand: Demand) -> CapacityRefusal | None:
+            return honest(memory, (10**6,)) if self.refuse else honest(memory, demand)
 
         monkeypatch.setattr(Memory, "refusal", refusal)
         monkeypatch.setattr(Memory, "room_pages", lambda memory, planned: 0 if self.refuse else room(memory, planned))

@@ -12,7 +12,7 @@ import pytest
 
 from daemon.core import inputs
 from daemon.core.scheduler import SchedulerCore
-from tests.core.workload import Workload
+from tests.core.workload import FAMILIES, Workload
 from tests.core.world import World
 
 SEEDS_EACH = 40
@@ -29,11 +29,22 @@ def test_random_workloads_keep_every_promise(block: int, pressed: bool) -> None:
             raise AssertionError(f"seed {seed}, pressed {pressed}") from failure
 
 
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"full"}))
+@pytest.mark.parametrize("pressed", [False, True])
+def test_random_workloads_of_every_family_of_models(family: str, pressed: bool) -> None:
+    """The same with windows and state: units of all bands are conserved, each row reads only what its tokens wrote."""
+    for seed in range(SEEDS_EACH):
+        try:
+            Workload(seed, pressed=pressed, family=family).run(100)
+        except AssertionError as failure:
+            raise AssertionError(f"family {family}, seed {seed}, pressed {pressed}") from failure
+
+
 @pytest.mark.parametrize("end", ["stop", "drain", "epoch"])
 def test_random_workloads_end_cleanly_when_told_to(end: str) -> None:
     """A stop, a drain that expires and the end of an epoch in the middle of anything leave nothing behind."""
     for seed in range(40):
-        workload = Workload(seed, pressed=bool(seed % 2))
+        workload = Workload(seed, pressed=bool(seed % 2), family=sorted(FAMILIES)[seed % len(FAMILIES)])
         for _ in range(60):
             workload.act()
         world = workload.world
@@ -69,7 +80,7 @@ def replay(world: World) -> None:
 def test_recorded_inputs_replay_byte_for_byte() -> None:
     """A core is a function of its inputs, also in mid-flight, also after they went through the journal's encoding."""
     for seed in range(30):
-        workload = Workload(seed, pressed=bool(seed % 2))
+        workload = Workload(seed, pressed=bool(seed % 2), family=sorted(FAMILIES)[seed % len(FAMILIES)])
         for _ in range(100):
             workload.act()
         replay(workload.world)

@@ -13,15 +13,28 @@ from allocator.columns import pack_i64
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from ipc.messages import Generate, Sampling
+from tests.core.rank_double import FULL_ONLY, Shape
 from tests.core.world import World, facts
 
 ACTIONS = ("arrive", "abort", "finish", "tick", "report", "flush", "acknowledge", "lose", "repeat")
 
 
+FAMILIES = {
+    "full": FULL_ONLY,
+    "window": Shape(windows=(20,)),
+    "state": Shape(state=True),
+    "window_state": Shape(windows=(12,), state=True),
+    "windows_state": Shape(windows=(33, 9), state=True),
+    "windows_only": Shape(windows=(24,), full_bytes=0),
+}
+
+
 def random_config(rng: random.Random) -> CoreConfig:
     """A small configuration with every policy in it."""
+    page_size = rng.choice([1, 2, 4, 16, 64])
     return CoreConfig(
-        page_size=rng.choice([1, 2, 4, 16]),
+        page_size=page_size,
+        checkpoint_interval=page_size * rng.choice([1, 2, 3, 8]),
         max_running_requests=rng.choice([1, 2, 4, 7]),
         max_batched_tokens=rng.choice([8, 16, 64]),
         chunked_prefill_size=rng.choice([1, 5, 16, 64]),
@@ -37,14 +50,15 @@ def random_config(rng: random.Random) -> CoreConfig:
 class Workload:
     """One seed: a world and the actions on it."""
 
-    def __init__(self, seed: int, *, pressed: bool = False) -> None:
+    def __init__(self, seed: int, *, pressed: bool = False, family: str = "full") -> None:
         self.rng = random.Random(seed)
         self.pressed = pressed
         config = random_config(self.rng)
         if pressed:
             config = msgspec.structs.replace(config, max_running_requests=7, reserve="estimate", max_batched_tokens=64)
         tokens = 60 if pressed else self.rng.choice([40, 90, 400])
-        self.world = World(config, pages=max(2, tokens // config.page_size), model=facts(97, 128))
+        pages = max(2, tokens // config.page_size) * (1 if family == "full" else 2)
+        self.world = World(config, pages=pages, model=facts(97, 128), shape=FAMILIES[family])
         self.weights = {action: self.rng.choice([0, 1, 1, 2]) for action in ACTIONS}
         self.weights |= {"arrive": self.rng.choice([1, 3, 6]), "tick": 12, "report": self.rng.choice([6, 10, 14])}
         if pressed:

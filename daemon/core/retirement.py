@@ -1,0 +1,58 @@
+"""Retirement: window units that no later position can see go back before a step is formed.
+
+Owns how far each row's windows have moved. Must never look at a forward in flight: a freed unit pends behind the newest
+launched forward on the ranks, so what is in flight may still read it. Invariants: a window of W tokens keeps the units
+of positions [s - W + 1, s) for the next position s to be launched, by whole pages; of a row with a floor c, those
+from c - W + 1 on; what a row gave back it never owns again.
+
+    page k of a row is retired when (k + 1) x page size <= min(s, floor) - W + 1
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allocator.columns import Int32s
+from daemon.core.rows import Rows, RowTable
+from daemon.core.state import CoreState
+
+
+def retire(core: CoreState) -> None:
+    """Give back what fell out of the windows of all rows that go on; work grows with the rows that cross a page."""
+    rows = core.rows
+    if not rows.windows:
+        return
+    going = rows.decode_batch().rows
+    due = going[np.minimum(rows.scheduled[going], rows.floor[going]) >= rows.retire_at[going]]
+    if core.resident is not None:
+        row = core.resident.row
+        if min(rows.scheduled[row], rows.floor[row]) >= rows.retire_at[row]:
+            due = np.append(due, row)
+    if len(due):
+        _retire_rows(core, due)
+
+
+def _retire_rows(core: CoreState, due: Rows) -> None:
+    memory, rows = core.memory, core.rows
+    assert memory is not None, "only an epoch has rows"
+    reach = np.minimum(rows.scheduled[due], rows.floor[due])
+    parts: list[Int32s | None] = [None] * len(memory.none)
+    for at, (band, tokens) in enumerate(memory.windows):
+        before = rows.window_first[due, at]
+        after = np.maximum(before, (reach - (tokens - 1)) // rows.page_size)
+        assert (after <= rows.pages[due]).all(), "a window ends where the pages do"
+        parts[band] = _entries(rows, due, np.maximum(before, rows.shared[due]), after)
+        rows.window_first[due, at] = after
+    tails = rows.window_first[due] * rows.page_size + np.array(rows.windows, np.int32)
+    rows.retire_at[due] = tails.min(axis=1) + (rows.page_size - 1)
+    memory.give_back(parts)
+
+
+def _entries(rows: RowTable, due: Rows, first: Int32s, end: Int32s) -> Int32s:
+    """Table entries [first, end) of each of `due`, one after the other; none where end is not above first."""
+    counts = np.maximum(end - first, 0)
+    total = int(counts.sum())
+    if not total:
+        return np.zeros(0, np.int32)
+    starts = np.repeat(first - np.cumsum(counts) + counts, counts)
+    return rows.table[np.repeat(due, counts), starts + np.arange(total)]
