@@ -72,7 +72,7 @@ def units(server: OwnServer) -> dict[str, float]:
 
 
 def idle(server: OwnServer) -> bool:
-    """Whether nothing runs, waits or is in flight, and no unit is live or pending."""
+    """Whether nothing runs, waits or is in flight, and live or pending is only what the prefix cache holds."""
     metrics = server.metrics()
     names = ("running", "waiting", "prefilling", "parked")
     busy = sum(metrics[f"bandmaster:num_requests_{name}"] for name in names)
@@ -81,7 +81,8 @@ def idle(server: OwnServer) -> bool:
         for name, value in metrics.items()
         if name.startswith("bandmaster:units{") and ('state="live"' in name or 'state="pending"' in name)
     )
-    return not busy and not held and not metrics["bandmaster:num_steps_in_flight"]
+    cached = sum(value for name, value in metrics.items() if name.startswith("bandmaster:cached_units{"))
+    return not busy and held == cached and not metrics["bandmaster:num_steps_in_flight"]
 
 
 def client(server: OwnServer) -> httpx.AsyncClient:
