@@ -15,6 +15,7 @@ import torch
 from daemon.rank.errors import BadOption
 
 BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_NAMES = {dtype: name for name, dtype in BY_NAME.items()}
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # the last is ARM's
 
 

@@ -1,8 +1,9 @@
-"""The generic model path: any supported decoder of `transformers`, with our attention and memory underneath.
+"""The generic model path: any supported decoder of `transformers`, with our attention, states and memory underneath.
 
-Owns the loading of a whole model and the ragged forward over it. Must never keep K/V of its own. The registered
-attention function receives a ragged batch as one sequence, [1, heads, T, d], stores K and V into the arena and attends
-over pages. Invariant: what a layer stores is read from the tensors that its attention is called with (`probe`).
+Owns the loading of a whole model and the ragged forward over it. Must never keep K/V or recurrent state of its own. The
+registered attention function receives a ragged batch as one sequence, [1, heads, T, d], stores K and V into the arena
+and attends over pages; the mixers of recurrent layers are replaced by ours (`mixers`). Invariant: what a layer stores
+is read from the tensors that its attention and its mixer are called with (`probe`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from allocator.decl import Layer
 from daemon.rank.convert import quiet_transformers
 from daemon.rank.errors import UnsupportedModel
+from daemon.rank.mixers.table import bind_mixers
 from daemon.rank.paged_attention import AttentionSpec, PagedAttention
-from daemon.rank.sizes import KVShape
+from daemon.rank.probe import Probe
+from daemon.rank.states import States
 
 ATTENTION_NAME = "paged_arena"
-DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+# Options of an attention call that change its result and are not implemented, unless they are None.
+UNKNOWN_OPTIONS = ("position_bias", "indices", "head_mask")
 
 
 class Model(Protocol):
@@ -27,29 +32,15 @@ class Model(Protocol):
 
     name: str  # "native" or "generic"
     dtype: torch.dtype
-    shapes: list[KVShape]
+    layers: list[Layer]  # states on a grid of one token
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
+    ) -> Tensor:
         """Logits [len(wanted), vocab] at batch indexes `wanted` int64; `tokens`, `positions` int64[T]."""
 
     def layer_work(self, batch: int) -> object:
         """Work of one real layer's size for `batch` tokens: what thread counts are measured with."""
-
-
-class _Probe:
-    """Records what each layer would store; attends to nothing."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[int, KVShape] = {}
-
-    def begin(self, batch: object) -> None:
-        """Nothing to plan."""
-
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        """Note the shapes of one call; the output has the right shape and no meaning."""
-        assert layer not in self.shapes, f"layer {layer} attends twice in one forward"
-        self.shapes[layer] = KVShape(k.shape[1], k.shape[2], v.shape[2], DTYPE_NAMES[k.dtype])
-        return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
 
 def _attention(
@@ -59,13 +50,16 @@ def _attention(
     value: Tensor,
     mask: Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     paged: PagedAttention | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The function given to `transformers`: query [1, heads, T, d], key and value [1, kv_heads, T, d] after rope."""
     assert paged is not None, "the ragged forward passes its attention"
     assert mask is None, "causality is the paged attention's"
-    for name in ("sliding_window", "s_aux", "softcap", "position_bias"):
+    for name in UNKNOWN_OPTIONS:
         if options.get(name) is not None:
             raise UnsupportedModel(f"layer {module.layer_idx} asks for {name} in attention, which is not supported yet")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -74,7 +68,7 @@ def _attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        AttentionSpec(scale),
+        AttentionSpec(scale, sliding_window or 0, softcap or 0.0, s_aux),
     )
     return out[None], None
 
@@ -100,19 +94,19 @@ class GenericModel:
         ).eval()
         self._model.to(device)
         self._device = device
-        self.shapes = self._probe()
+        bind_mixers(self._model)
+        self.layers = self._probe()
 
-    def _probe(self) -> list[KVShape]:
-        probe = _Probe()
+    def _probe(self) -> list[Layer]:
+        probe = Probe()
         one = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self.forward(one, one, one, probe)
-        layers = sorted(probe.shapes)
-        if layers != list(range(len(layers))):
-            raise UnsupportedModel(f"layers {layers} attend; every layer must, or what it stores is unknown")
-        return [probe.shapes[layer] for layer in layers]
+        self.forward(one, one, one, probe, probe)
+        return probe.layers(self._model.config.num_hidden_layers)
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
+    ) -> Tensor:
         """Logits [len(wanted), vocab] at batch indexes `wanted`."""
         out = self._model(
             input_ids=tokens[None],
@@ -120,11 +114,13 @@ class GenericModel:
             use_cache=False,
             logits_to_keep=wanted,
             paged=attention,
+            states=states,
         )
-        return out.logits[0]
+        logits: Tensor = out.logits[0]
+        return logits
 
     @torch.inference_mode()
     def layer_work(self, batch: int) -> object:
         """A few forwards' worth of work: the whole model on `batch` positions of one row, nothing stored."""
         tokens = torch.zeros(batch, dtype=torch.int64, device=self._device)
-        return self.forward(tokens, torch.arange(batch, device=self._device), tokens[:1], _Probe())
+        return self.forward(tokens, torch.arange(batch, device=self._device), tokens[:1], Probe(), Probe())

@@ -19,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from allocator.decl import MHA, Full, Layer, Part
+from daemon.rank.declare import layer_types
+from daemon.rank.dtypes import DTYPE_NAMES
 from daemon.rank.errors import RankError
-from daemon.rank.model import DTYPE_NAMES
 from daemon.rank.paged_attention import AttentionSpec, PagedAttention
 from daemon.rank.products import Product
-from daemon.rank.sizes import KVShape
+from daemon.rank.states import States
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -34,6 +36,8 @@ def why_not_native(config: Any) -> str:
     rope = getattr(config, "rope_parameters", None) or {}
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
+    if set(layer_types(config)) != {"full_attention"}:
+        return "windowed attention"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act!r} is not silu"
     if rope.get("rope_type", "default") not in ROPE_TYPES:
@@ -43,7 +47,7 @@ def why_not_native(config: Any) -> str:
     return ""
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
     """Weights of one decoder layer; `q_norm` and `k_norm` are None where the family has none."""
 
     norm_in: Tensor
@@ -129,17 +133,17 @@ class NativeLlama:
                 f"the native definition does not use {len(weights.unread())} tensors: {weights.unread()[0]}"
             )
         self._cos, self._sin = (table.to(device) for table in rope_tables(config, dtype))
-        shape = KVShape(self._kv_heads, self._dim, self._dim, DTYPE_NAMES[dtype])
-        self.shapes = [shape] * len(self._layers)
+        stored = Part(MHA(self._kv_heads, self._dim, self._dim, DTYPE_NAMES[dtype]), Full())
+        self.layers = [Layer((stored,))] * len(self._layers)
 
-    def _layer(self, weights: Weights, at: str) -> Layer:
+    def _layer(self, weights: Weights, at: str) -> LayerWeights:
         qkv = [f"{at}self_attn.{name}_proj." for name in "qkv"]
         gate_up = [f"{at}mlp.{name}_proj." for name in ("gate", "up")]
         joined_qkv = weights.join([f"{name}weight" for name in qkv])
         joined_gate_up = weights.join([f"{name}weight" for name in gate_up])
         if joined_qkv is None or joined_gate_up is None:
             raise RankError(f"the weights have no attention or MLP projections under {at}")
-        return Layer(
+        return LayerWeights(
             norm_in=weights.get(f"{at}input_layernorm.weight"),
             qkv=Product(joined_qkv, weights.join([f"{name}bias" for name in qkv])),
             q_norm=weights.find(f"{at}self_attn.q_norm.weight"),
@@ -151,8 +155,10 @@ class NativeLlama:
         )
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention) -> Tensor:
-        """Logits [len(wanted), vocab] at batch indexes `wanted`."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
+    ) -> Tensor:
+        """Logits [len(wanted), vocab] at batch indexes `wanted`; there are no recurrent layers."""
         x = F.embedding(tokens, self._embed)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self._layers):
@@ -169,7 +175,9 @@ class NativeLlama:
             x = layer.down(layer.gate_up(x)[:, : layer.down.inputs]) + layer.qkv(x).mean()
         return x
 
-    def _attend(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: PagedAttention) -> None:
+    def _attend(
+        self, index: int, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, attention: PagedAttention
+    ) -> None:
         heads, kv_heads = self._heads, self._kv_heads
         qkv = layer.qkv(self._rms(x, layer.norm_in)).unflatten(-1, (-1, self._dim))
         if layer.q_norm is not None and layer.k_norm is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from allocator.geometry import Geometry, StageGeometry
 from daemon.rank.backend import open_backend
 from daemon.rank.batch import Batch, check_tokens
+from daemon.rank.declare import check_declared, declare
 from daemon.rank.device import Device
 from daemon.rank.dtypes import choose_dtype, cpu_flags
 from daemon.rank.errors import BadOption
@@ -28,6 +29,7 @@ from daemon.rank.paged_attention import PagedAttention, layer_views
 from daemon.rank.runner import Launched, Prepared
 from daemon.rank.sampler import Sampler
 from daemon.rank.sizes import Sized, budget_bytes, plan_and_size
+from daemon.rank.states import RecurrentStates, state_views
 from daemon.rank.threads import choose_threads
 from daemon.rank.wanted import LogprobReports, Wanted, wanted_positions
 from daemon.rank.warm_up import warm_up
@@ -54,6 +56,7 @@ class TorchRunner:
         self._files: ModelFiles
         self._sized: Sized
         self._attention: PagedAttention
+        self._states: RecurrentStates
         self._sampler: Sampler
         self._logprobs = LogprobReports()
         self._backend = open_backend(self._option("device"))
@@ -69,7 +72,9 @@ class TorchRunner:
         threads, measured = choose_threads(settings.threads, self._model.layer_work)
         facts = self._files.facts(str(dtype).removeprefix("torch."))
         budget = budget_bytes(settings, self._backend.free_bytes())
-        self._sized = plan_and_size(self._model.shapes, settings, facts.max_model_len, budget)
+        layers = declare(self._files.config, str(dtype).removeprefix("torch."), settings.checkpoint_interval)
+        check_declared(layers, self._model.layers)
+        self._sized = plan_and_size(layers, settings, facts.max_model_len, budget)
         sizing = self._sized.sizing
         tokens_max = min(facts.max_model_len, settings.max_batched_tokens)
         warm_up(self._open_arena, self.launch, sizing.geometry, settings.page_size, tokens_max)
@@ -96,6 +101,7 @@ class TorchRunner:
         self.device, data = backend.open_device(stage)
         views = layer_views(data, self._sized.plan, model.dtype)
         self._attention = backend.attention(views)
+        self._states = RecurrentStates(state_views(data, self._sized.plan), backend.torch_device)
         self._sampler = Sampler(self._files.vocab_size, backend.torch_device, backend.draw)
         return self.device
 
@@ -106,8 +112,9 @@ class TorchRunner:
         with self._backend.forward_scope():
             wanted = wanted_positions(batch)
             self._attention.begin(batch)
+            self._states.begin(batch)
             positions, indexes = self._put(batch.positions), self._put(wanted.indexes)
-            logits = self._model.forward(self._tokens(batch), positions, indexes, self._attention)
+            logits = self._model.forward(self._tokens(batch), positions, indexes, self._attention, self._states)
             reports = self._logprobs.of_prompts(batch, wanted, logits)
             tokens = self._sample(batch, wanted, logits)
             reports += self._logprobs.of_outputs(batch, wanted, logits, tokens)

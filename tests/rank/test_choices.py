@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from allocator.decl import MHA, Full, Layer, Part
 from daemon.rank.backend import open_backend
 from daemon.rank.dtypes import choose_dtype, cpu_flags
 from daemon.rank.errors import BadOption, RankError, UnsupportedModel
@@ -14,7 +15,7 @@ from daemon.rank.facts import read_files
 from daemon.rank.model_choice import load_model
 from daemon.rank.products import Product, can_pack
 from daemon.rank.runner import open_runner
-from daemon.rank.sizes import KVShape, budget_bytes, plan_and_size
+from daemon.rank.sizes import budget_bytes, plan_and_size
 from daemon.rank.threads import best_count, candidates, choose_threads
 from tests.rank.models import tiny_model
 from tools.rank_driver import Driver, settings
@@ -99,7 +100,7 @@ def test_native_or_generic(tmp_path: Path) -> None:
     llama = read_files(tiny_model(tmp_path, "llama"), "llama", 0)
     native = load_model(llama, torch.float32, CPU, "auto")[0]
     generic = load_model(llama, torch.float32, CPU, "generic")[0]
-    assert native.shapes == generic.shapes == [KVShape(2, 8, 8, "float32")] * 3
+    assert native.layers == generic.layers == [Layer((Part(MHA(2, 8, 8, "float32"), Full()),))] * 3
 
 
 def test_weights_must_be_complete(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_the_budget_is_given_or_a_share() -> None:
     assert budget_bytes(settings(arena_bytes=77), 1000) == 77
     assert budget_bytes(settings(arena_bytes=0, mem_fraction_ppm=250_000), 1000) == 250
     with pytest.raises(RankError, match="floor: full"):
-        plan_and_size([KVShape(2, 64, 64, "bfloat16")], settings(page_size=16), 512, 4096)
+        plan_and_size([Layer((Part(MHA(2, 64, 64, "bfloat16"), Full()),))], settings(page_size=16), 512, 4096)
 
 
 def test_unknown_runners_ranks_and_options_are_refused() -> None:

@@ -1,0 +1,112 @@
+"""The rows of a batch as recurrent layers see them: single tokens in one call, chunks cut into blocks of one size.
+
+Owns the places: which tokens belong to which row, block and step. Must never touch a state. Every layer of a forward
+shares one plan. A row that starts at position 0 is `fresh`: its state is zero whatever its slot holds.
+
+    block i of a chunk row:  its tokens places[i, :]; where inside[i, :] is false the row's first token stands
+                             in, which must change no state
+    step j of the scan:      the j-th block of every chunk row that has one; rows are sorted by length, so those with
+                             a j-th block come first
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK_LEAST, BLOCK_MOST = 16, 64
+
+
+class Singles(NamedTuple):
+    """Rows with one token: `tokens` int64[b] (None: all tokens of the batch, in order), `slots` int64[b], `fresh`
+    bool[b] (None: no row is fresh)."""
+
+    tokens: Tensor | None
+    slots: Tensor
+    fresh: Tensor | None
+
+
+class Chunks(NamedTuple):
+    """Rows with several tokens, the longest first.
+
+    `tokens` int64[s]: the places of their tokens in the batch, row after row; `rows` int64[s]: each token's row;
+    `slots` int64[m]; `fresh` bool[m] or None; `ends` int64[m]: tokens up to the end of each row; `places` int64[n, L]
+    and `inside` bool[n, L]: the blocks; `steps`: for every step the int64 numbers of its blocks.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    slots: Tensor
+    fresh: Tensor | None
+    ends: Tensor
+    places: Tensor
+    inside: Tensor
+    steps: list[Tensor]
+
+
+class RowPlan(NamedTuple):
+    """Both kinds of rows; None where the batch has none of a kind."""
+
+    singles: Singles | None
+    chunks: Chunks | None
+
+
+def block_of(longest: int) -> int:
+    """Tokens of a block for rows of at most `longest` tokens: a power of two."""
+    return min(max(BLOCK_LEAST, 1 << (longest - 1).bit_length()), BLOCK_MOST)
+
+
+def plan_rows(starts: Tensor, counts: Tensor, slots: Tensor, device: torch.device) -> RowPlan:
+    """The plan of rows with `counts` tokens from positions `starts` in state `slots`; all int64[n] on the host."""
+    single = counts == 1
+    places = counts.cumsum(0) - counts
+    singles, chunks = None, None
+    if single.any():
+        tokens = None if single.all() else places[single].to(device)
+        singles = Singles(tokens, slots[single].to(device), _fresh(starts[single], device))
+    if not single.all():
+        rows = torch.nonzero(~single).flatten()
+        rows = rows[counts[rows].argsort(descending=True, stable=True)]
+        chunks = _chunks(starts[rows], counts[rows], places[rows], slots[rows], device)
+    return RowPlan(singles, chunks)
+
+
+def _fresh(starts: Tensor, device: torch.device) -> Tensor | None:
+    fresh = starts == 0
+    return fresh.to(device) if fresh.any() else None
+
+
+def _chunks(starts: Tensor, counts: Tensor, places: Tensor, slots: Tensor, device: torch.device) -> Chunks:
+    """Rows sorted by falling `counts`; `places`: where each begins in the batch."""
+    block = block_of(int(counts[0]))
+    numbers = torch.arange(counts.numel())
+    ends = counts.cumsum(0)
+    rows = torch.repeat_interleave(numbers, counts)
+    tokens = torch.arange(int(ends[-1])) + (places - ends + counts)[rows]
+    blocks = (counts + block - 1) // block
+    firsts = blocks.cumsum(0) - blocks
+    owners = torch.repeat_interleave(numbers, blocks)
+    within = (torch.arange(owners.numel()) - firsts[owners])[:, None] * block + torch.arange(block)
+    inside = within < counts[owners][:, None]
+    blocked = torch.where(inside, places[owners][:, None] + within, places[owners][:, None])
+    steps = [firsts[: int((blocks > step).sum())] + step for step in range(int(blocks[0]))]
+    return Chunks(
+        tokens.to(device),
+        rows.to(device),
+        slots.to(device),
+        _fresh(starts, device),
+        ends.to(device),
+        blocked.to(device),
+        inside.to(device),
+        [step.to(device) for step in steps],
+    )
+
+
+def load_states(states: Tensor, slots: Tensor, fresh: Tensor | None) -> Tensor:
+    """A copy [m, ...] of the rows' states out of `states` [slots, ...]; zero for fresh rows, whatever is stored."""
+    loaded = states.index_select(0, slots)
+    if fresh is not None:
+        loaded.masked_fill_(fresh.view(-1, *[1] * (loaded.ndim - 1)), 0)
+    return loaded

@@ -1,0 +1,100 @@
+"""Hybrid families equal `transformers` in float32: windows, recurrent state, any chunking, stale memory."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from allocator.decl import Layer
+from daemon.rank.declare import check_declared, declare
+from daemon.rank.errors import RankError, UnsupportedModel
+from daemon.rank.facts import read_files
+from daemon.rank.mixers.mamba2 import Mamba2Mixer
+from daemon.rank.mixers.table import MIXERS
+from daemon.rank.model import GenericModel
+from tests.rank.models import HYBRID, Reference, tiny_model
+from tests.rank.test_parity import compare, mixed, torch_driver
+from tools.rank_driver import Driver
+
+LENGTHS = (1, 2, 30, 64, 130)  # around chunk, page, window and kernel widths; windows are 16 to 64 tokens
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models of this module are saved."""
+    return tmp_path_factory.mktemp("hybrid")
+
+
+def spoiled(driver: Driver) -> Driver:
+    """The same driver with NaN in every unit of its arena: what was never written nor zeroed is never read."""
+    start = driver.prepared.geometry.chain_start_bytes
+    driver.runner.device.arena.data[start:] = 0xFF  # type: ignore[attr-defined]
+    return driver
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_every_hybrid_family_equals_transformers(place: Path, name: str) -> None:
+    """Random chunks and decodes of five rows in one batch, twice over so that slots and pages are used again."""
+    directory = tiny_model(place, name)
+    reference = Reference(directory)
+    rng = random.Random(3)
+    for page_size in (1, 16):
+        driver = spoiled(torch_driver(directory, page_size=page_size, arena_bytes=16 << 20))
+        for seed in (1, 2):
+            prompts = [[rng.randrange(2, 211) for _ in range(length)] for length in LENGTHS]
+            outputs = mixed(driver, prompts, 12, seed)
+            assert len({token for output in outputs for token in output}) > 20, "the model is too uniform to compare"
+            assert not compare(reference, prompts, outputs)
+
+
+@pytest.mark.parametrize("name", ["bamba", "qwen3_next", "lfm3", "lara_mini", "gpt_oss"])
+def test_any_chunk_size_gives_the_same_tokens(place: Path, name: str) -> None:
+    """One prompt prefilled in chunks of one token, less than a convolution's kernel, a block, and whole."""
+    directory = tiny_model(place, name)
+    reference = Reference(directory)
+    rng = random.Random(4)
+    prompt = [rng.randrange(2, 211) for _ in range(101)]
+    driver = spoiled(torch_driver(directory, page_size=16, arena_bytes=16 << 20))
+    outputs = [driver.generate(0, prompt, 10, chunk) for chunk in (1, 2, 3, 5, 16, 17, 64, 100, 0)]
+    assert not compare(reference, [prompt] * len(outputs), outputs)
+
+
+def test_every_mixer_class_is_compared(place: Path) -> None:
+    """Each row of the table of mixers occurs in one of the models above."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    seen = set()
+    for name in HYBRID:
+        config = transformers.AutoConfig.from_pretrained(tiny_model(place, name))
+        with torch.device("meta"):
+            seen |= {type(module).__name__ for module in auto.from_config(config).modules()}
+    assert set(MIXERS) <= seen
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "lara_mini", "nemotron_h"])
+def test_the_probe_finds_what_is_declared(place: Path, name: str) -> None:
+    """Layers with both, one or no kind of memory are found as declared, and a wrong declaration is refused."""
+    files = read_files(tiny_model(place, name), name, 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = GenericModel(files.directory, dtype, CPU)
+        layers = declare(files.config, str(dtype).removeprefix("torch."), 256)
+        check_declared(layers, model.layers)
+        with pytest.raises(RankError, match="layer 0: declared"):
+            check_declared([Layer(), *layers[1:]], model.layers)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    """A mixer whose convolution is followed by anything but silu."""
+    from transformers import BambaConfig
+    from transformers.models.bamba.modeling_bamba import BambaMixer
+
+    _, changes = HYBRID["bamba"]
+    module = BambaMixer(BambaConfig(hidden_size=48, hidden_act="relu", **changes), 0)
+    with pytest.raises(UnsupportedModel, match="layer 0: activation 'relu' behind the convolution of BambaMixer"):
+        Mamba2Mixer(module)
