@@ -231,13 +231,17 @@ def _page_limit(walk: StageWalk, plan: StoragePlan, max_running_requests: int, m
 
 
 def _virtual_pages(walk: StageWalk, plan: StoragePlan, max_running_requests: int, max_model_len: int) -> int:
-    """The id limit: every page that bytes can hold; where pages have no bytes here, twice the longest working set.
+    """The id limit: every page that bytes can hold; where pages have no bytes here, twice the longest working set and
+    the pages that the windows' bytes can hold.
 
     The daemon takes the smallest over all ranks, and a rank that stores no owner bytes must not be the one to limit a
-    prefix cache: hence twice.
+    prefix cache.
     """
     limit = _page_limit(walk, plan, max_running_requests, max_model_len)
-    return limit if plan.bands[-1].geometry.unit_bytes else 2 * limit
+    if plan.bands[-1].geometry.unit_bytes:
+        return limit
+    windows = sum(band.geometry.unit_bytes for band in plan.bands if band.geometry.kind == "window")
+    return 2 * limit + ((walk.arena_bytes - walk.start_bytes) // windows if windows else 0)
 
 
 def _virtual_slots(walk: StageWalk, plan: StoragePlan, most: int) -> int:

@@ -48,7 +48,7 @@ def test_the_parts_add_up_to_the_ceiling(tokens: int, chunk: int, interval: int,
 @settings(max_examples=200, deadline=None)
 @given(tokens=st.integers(1, 3000), page=st.integers(1, 64))
 def test_what_is_held_at_a_length(tokens: int, page: int) -> None:
-    """Page by page: a window's page stays while the next position may attend to a token of it; never more than priced."""
+    """Page by page: a window's page stays while the next position may attend to it; never more than is priced."""
     held = held_at(BANDS, page, tokens)
     pages = range(-(-tokens // page))
     for band, units in zip(BANDS, held, strict=True):
