@@ -21,6 +21,7 @@ INT64_MAX = 2**63 - 1
 DIGEST_BYTES = 16
 LOGPROBS_MAX = 1 << 17  # k of one position: no vocabulary is larger
 TEXT_BYTES_MAX = 1 << 20
+BAND_NAME_BYTES_MAX = 64
 
 
 def _fail(code: str, field: str, text: str) -> NoReturn:
@@ -170,10 +171,12 @@ def check_token_batch(msg: m.TokenBatch, limits: Limits) -> None:
 
 
 def check_finished(msg: m.Finished, limits: Limits) -> None:
-    """Counts are not negative."""
+    """Counts are not negative, and no more of a prompt was cached than known, nor known than it has."""
     _range("choice", msg.choice, 0, INT32_MAX)
     for name in ("prompt_tokens", "output_tokens", "cached_tokens"):
         _range(name, getattr(msg, name), 0, INT32_MAX)
+    _range("matched_tokens", msg.matched_tokens, msg.cached_tokens, msg.prompt_tokens)
+    _text("hit_cut", msg.hit_cut, BAND_NAME_BYTES_MAX)
 
 
 # --- daemon -> rank ------------------------------------------------------------------------------------------------
@@ -199,6 +202,8 @@ def _forward(forward: m.Forward) -> None:
     entries = _column("forward.table_rows", forward.table_rows, 4)
     _column("forward.table_indexes", forward.table_indexes, 4, entries)
     _column("forward.table_pages", forward.table_pages, 4, entries)
+    if forward.slots:  # none at all for a model without recurrent state
+        _column("forward.slots", forward.slots, 4, rows)
     for entry in forward.sampling:
         _sampling(entry.sampling)
         _column("forward.sampling.banned", entry.banned, 8)

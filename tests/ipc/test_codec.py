@@ -70,7 +70,7 @@ EXAMPLES: dict[Callable[[bytes], Any], list[Any]] = {
         m.Accepted("a", 1, 2, 3, -4),
         m.Refused("a", "code", "text", "field", 1, 2, 3),
         m.TokenBatch(1, pack_i64([1]), pack_i64([2]), [m.RequestLogprobs(1, -1, VALUES)]),
-        m.Finished("a", 0, 1, "stop", "", 1, 2, 3),
+        m.Finished("a", 0, 1, "stop", "", 5, 2, 3, 4, "window:64"),
         m.Answer(1, True, "{}"),
     ],
     codec.to_rank: [
@@ -159,6 +159,9 @@ BAD: list[tuple[Callable[[bytes], Any], Any, str, str]] = [
     (codec.to_frontend, m.TokenBatch(1, bytes(8), bytes(16)), "column", "tokens"),
     (codec.to_frontend, m.Accepted("a", 0, 1, 1, 1), "out_of_range", "first_request"),
     (codec.to_frontend, m.Finished("a", 0, 1, "stop", "", -1, 2), "out_of_range", "prompt_tokens"),
+    (codec.to_frontend, m.Finished("a", 0, 1, "stop", "", 8, 2, 4, 3), "out_of_range", "matched_tokens"),
+    (codec.to_frontend, m.Finished("a", 0, 1, "stop", "", 8, 2, 4, 9), "out_of_range", "matched_tokens"),
+    (codec.to_frontend, m.Finished("a", 0, 1, "stop", "", 8, 2, 4, 4, "x" * 65), "too_long", "hit_cut"),
     (
         codec.to_frontend,
         m.TokenBatch(1, b"", b"", [m.RequestLogprobs(1, -1, replace(VALUES, top_ids=bytes(8)))]),
@@ -182,6 +185,7 @@ BAD: list[tuple[Callable[[bytes], Any], Any, str, str]] = [
     (codec.to_rank, replace(STEP, released=[0]), "out_of_range", "released"),
     (codec.to_rank, replace(STEP, forward=replace(FORWARD, flags=b"\x01")), "column", "forward.flags"),
     (codec.to_rank, replace(STEP, forward=replace(FORWARD, table_pages=b"")), "column", "forward.table_pages"),
+    (codec.to_rank, replace(STEP, forward=replace(FORWARD, slots=bytes(3))), "column", "forward.slots"),
     (codec.from_rank, replace(REPORT, tokens=b""), "column", "tokens"),
     (codec.from_rank, replace(REPORT, rank=-1), "out_of_range", "rank"),
     (codec.from_rank, replace(REPORT, layout=bytes(15)), "digest", "layout"),
