@@ -1,20 +1,24 @@
 """`bandmaster parity`: our greedy output beside that of `transformers`, token for token.
 
-Owns the comparison. Thirty prompts go over HTTP to a server with float32 arithmetic, each alone and then many at once;
-`transformers` generates from the same token ids with the same weights. Must never hide a difference: where the
-reference's own two best logits lie closer than `--tie`, a difference is listed as a flip, and what follows it is judged
-against the reference given our tokens; any other difference is an error (exit code 1).
+Four ways: a server and the embedded model over HTTP (here), `--family` the model matrix on the engine in one process
+(`parity_families`), `--toy` random schedules over the toy model (`parity_toy`), `--held` bytes held over bytes needed
+(`parity_held`).
+
+Owns the command line and the first way. Thirty prompts go over HTTP to a server with float32 arithmetic, each alone and
+then many at once; `transformers` generates from the same token ids with the same weights. Must never hide a difference:
+where the reference's own two best logits lie closer than `--tie`, a difference is listed as a flip, and what follows it
+is judged against the reference given our tokens; any other difference is an error (exit code 1).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,58 +28,11 @@ from rich.table import Table
 
 from tools.http_load import Load, Result, stream_one
 from tools.own_server import ROOT, OwnServer, ServerFailed
+from tools.parity_judge import TIE, Judgement, judge
 from tools.parity_prompts import CASES, Case
 from tools.reference import Reference
 
-TIE = 1e-4
 TOKENIZER_FILE = "tokenizer.json"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What the comparison of one output says: `equal`, `flip` (ties only) or `different`; `notes` are the ties."""
-
-    verdict: str
-    notes: list[dict[str, Any]] = field(default_factory=list)
-    why: str = ""
-
-
-def trimmed(tokens: Sequence[int], eos_ids: Sequence[int]) -> list[int]:
-    """An output without its end token, which one side may report and the other may not."""
-    return list(tokens[:-1] if tokens and tokens[-1] in eos_ids else tokens)
-
-
-def judge(
-    reference: Reference,
-    prompt: Sequence[int],
-    ours: Sequence[int],
-    theirs: Sequence[int],
-    tie: float,
-    *,
-    limit: int,
-    finish_reason: str,
-) -> Judgement:
-    """Compare one output with the reference's; `limit` tokens were asked for, and ours ended by `finish_reason`."""
-    if trimmed(ours, reference.eos_ids) == trimmed(theirs, reference.eos_ids):
-        return Judgement("equal")
-    if not ours:
-        return Judgement("different", why="no output")
-    notes: list[dict[str, Any]] = []
-    for position, margin in enumerate(reference.margins(prompt, ours)):
-        if margin > tie:
-            expected = theirs[position] if position < len(theirs) else None
-            why = f"output token {position}: {ours[position]}, {margin:.6f} below the best logit (reference {expected})"
-            return Judgement("different", notes, why)
-        if margin > 0:
-            notes.append({"position": position, "token": ours[position], "margin": margin})
-    if not notes and len(ours) != len(theirs):
-        return Judgement("different", why=f"{len(ours)} output tokens, the reference has {len(theirs)}")
-    if len(ours) < limit and ours[-1] not in reference.eos_ids:
-        ends = [reference.margins(prompt, [*ours, eos])[-1] for eos in reference.eos_ids]
-        if finish_reason != "stop" or min(ends, default=tie + 1) > tie:
-            why = f"{len(ours)} of {limit} output tokens, ended by {finish_reason or 'nothing'} where no end token ties"
-            return Judgement("different", notes, why)
-    return Judgement("flip", notes)
 
 
 async def ask_all(load: Load, prompts: Sequence[Sequence[int]], concurrency: int) -> list[Result]:
@@ -181,12 +138,29 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tie", type=float, default=TIE, help=f"logits closer than this are a tie [{TIE:g}]")
     made.add_argument("--serve-flag", action="append", default=[], help="a flag of the own server, may be repeated")
     made.add_argument("--json", action="store_true", help="one object: counts by verdict, and a list `rows`")
+    ways = made.add_argument_group("other ways, without a server")
+    ways.add_argument("--family", default="", metavar="NAME|all", help="the model matrix of one family or of all")
+    ways.add_argument("--slice", action="store_true", help="with --family: one engine and few prompts of each")
+    ways.add_argument("--toy", action="store_true", help="random schedules over the toy model")
+    ways.add_argument("--schedules", type=int, default=1000, help="with --toy: how many [1000]")
+    ways.add_argument("--seed", type=int, default=0, help="with --toy: the first schedule's seed [0]")
+    ways.add_argument("--jobs", type=int, default=1, help="with --toy: processes [1]")
+    ways.add_argument("--schedule", default="", metavar="FILE", help="with --toy: run this one schedule again")
+    ways.add_argument("--held", action="store_true", help="bytes that a request holds over bytes it needs")
+    ways.add_argument("--config", action="append", default=[], help="with --held: a config.json, may be repeated")
     return made
 
 
 def main(argv: list[str]) -> int:
     """0 when every output is equal up to listed flips, 1 otherwise."""
     options = parser().parse_args(argv)
+    way = "toy" if options.toy else "families" if options.family else "held" if options.held else ""
+    if way:
+        return int(importlib.import_module(f"tools.parity_{way}").main(options))
+    return _over_http(options)
+
+
+def _over_http(options: argparse.Namespace) -> int:
     step = len(CASES) / max(1, min(options.prompts, len(CASES)))
     cases = [CASES[int(index * step)] for index in range(max(1, min(options.prompts, len(CASES))))]
     try:

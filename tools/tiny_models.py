@@ -190,18 +190,25 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
 NAMES = [*TINY, *HYBRID]
 
 
-def tiny_model(directory: Path, name: str, **more: Any) -> Path:
-    """Save a random model of `TINY` or `HYBRID` under `directory`; returns its path. `more` changes its config.
-
-    Vectors of hybrid models (norms, biases, decays, sinks) are moved off their initial constants.
-    """
+def tiny_config(name: str, **more: Any) -> Any:
+    """The config of a model of `TINY` or `HYBRID`, with changes."""
     quiet_transformers()
     import transformers
 
     class_name, changes = TINY[name] if name in TINY else HYBRID[name]
     common = COMMON if name in TINY else COMMON | LONG
-    config = getattr(transformers, class_name)(**(common | changes | more))
+    return getattr(transformers, class_name)(**(common | changes | more))
+
+
+def tiny_model(directory: Path, name: str, **more: Any) -> Path:
+    """Save a random model of `TINY` or `HYBRID` under `directory`; returns its path. `more` changes its config.
+
+    Vectors of hybrid models (norms, biases, decays, sinks) are moved off their initial constants.
+    """
+    config = tiny_config(name, **more)
     torch.manual_seed(5)
+    import transformers
+
     auto: Any = transformers.AutoModelForCausalLM
     model = auto.from_config(config)
     if name in HYBRID:

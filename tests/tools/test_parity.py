@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tools.parity import judge, trimmed
+from tools.parity_judge import judge, trimmed
 from tools.parity_prompts import CASES
 
 EOS = 2
