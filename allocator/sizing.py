@@ -119,7 +119,8 @@ def size_arena(
     walk = StageWalk(geometry)
     slots_wanted = state_slots or slots_per_request * max_running_requests
     slots = _state_slots(walk, plan, floor, slots_wanted)
-    targets = _targets(walk, plan, slots, max_running_requests, max_model_len, floor)
+    longest = _sizes(plan, max_model_len, max_batched_tokens, slots_per_request)
+    targets = _targets(walk, plan, slots, max_running_requests, longest, floor)
     chain_bytes = arena_bytes - start_bytes
     rounding = budget_bytes - fixed_bytes - arena_bytes
     terms += [Term("chain", chain_bytes, "shared by all bands")]
@@ -206,19 +207,23 @@ def _state_slots(walk: StageWalk, plan: StoragePlan, floor: Demand, wanted: int)
 
 
 def _targets(
-    walk: StageWalk, plan: StoragePlan, slots: int, max_running_requests: int, max_model_len: int, floor: Demand
+    walk: StageWalk, plan: StoragePlan, slots: int, max_running_requests: int, longest: RequestSizes, floor: Demand
 ) -> Demand:
-    """The most full-attention pages whose window targets also fit beside the state slots."""
+    """The most full-attention pages whose window targets also fit beside the state slots.
+
+    Windows are wanted for every running request at the model's length, and for one batch of new tokens.
+    """
+    bands, interval = plan.band_geometries(), longest.checkpoint_interval
+    cost = request_cost(bands, plan.page_size, longest.prompt_tokens, longest.chunk_tokens, interval)
 
     def counts(pages: int) -> list[int]:
         out: list[int] = []
-        for index, band in enumerate(plan.bands):
-            kind = band.geometry.kind
-            window = min(pages, max_running_requests * floor[index])
-            out.append(slots if kind == "state" else pages if kind == "full" else max(floor[index], window))
+        for index, band in enumerate(bands):
+            window = min(pages, max_running_requests * cost.owned[index] + cost.tail[index])
+            out.append(slots if band.kind == "state" else pages if band.kind == "full" else max(floor[index], window))
         return out
 
-    limit = _page_limit(walk, plan, max_running_requests, max_model_len)
+    limit = _page_limit(walk, plan, max_running_requests, longest.prompt_tokens)
     return tuple(counts(_most(lambda pages: walk.overlap_bytes(counts(pages)) <= 0, limit)))
 
 

@@ -22,6 +22,7 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("daemon.launcher", "serve a model over the OpenAI API: everything, started and ended together"),
     "daemon": Command("daemon.__main__", "the scheduler daemon with its ranks, without HTTP"),
     "frontend": Command("daemon.frontend.__main__", "an HTTP front end of a running daemon"),
+    "plan": Command("tools.plan", "what a model stores, what requests cost and how many fit, from its config alone"),
     "replay": Command("tools.replay", "feed a journal to a fresh core: check every step, or stop at a record"),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
     "bench": Command("tools.bench", "measure: core, allocator, serve, model, idle"),

@@ -153,6 +153,16 @@ def test_requests_at_once_fit_and_one_more_does_not() -> None:
             assert cost.owned[0] == slots
 
 
+def test_windows_are_aimed_at_for_all_requests_and_one_batch() -> None:
+    """Every running request keeps its window and what its checkpoint holds back; one batch is written at a time."""
+    plan = hybrid_plan()
+    for slots, interval in ((1, 0), (2, 64)):
+        sizing = size(plan, 3_000_000, running=7, length=4096, slots_per_request=slots)
+        cost = request_cost(plan.band_geometries(), 16, 4096, 64, interval)
+        for band in (1, 2):
+            assert sizing.targets[band] == 7 * cost.owned[band] + cost.tail[band]
+
+
 def test_the_sized_arena_runs() -> None:
     """The geometry that sizing returns is served as promised: every page it counts can be live at once, on a rank."""
     sizing = size(full_plan(), 50_001)
