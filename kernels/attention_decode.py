@@ -1,9 +1,11 @@
 """Paged decode attention, split over the sequence: one query per row, long contexts spread over many programs.
 
 Owns two kernels: `_partial` computes one split of one row for all heads of one K/V head, `_combine` joins the splits.
-Must never read a key behind a row's end. Formula, for head h of row r with keys 0..c-1 in its pages:
+Must never read a key behind a row's end, nor one in front of its window. Formula, for head h of row r with c keys, over
+the visible ones, j from max(c - window, 0) (without a window: 0) to c - 1:
 
-    s_j = scale * <q[r, h], k[j, h // G]>,   out[r, h] = sum_j exp(s_j - m) v[j, h // G] / sum_j exp(s_j - m)
+    s_j = cap(scale * <q[r, h], k[j, h // G]>),   cap(s) = softcap * tanh(s / softcap), or s
+    out[r, h] = sum_j exp(s_j) v[j, h // G] / (sum_j exp(s_j) + exp(sink[h])),   the sink's term only where there is one
 
 A split keeps (m, sum, unnormalized out); splits join by rescaling to the largest m. Twin: `reference.paged_attention`.
 """
@@ -17,8 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.attention_block import attend_keys, blocks, lanes, rules, strides
+
 SPLIT_TOKENS = 512  # keys of one program
-KEYS_BLOCK = 32
 
 
 @triton.jit
@@ -27,22 +30,25 @@ def _partial(
     k_ptr,
     v_ptr,
     tables_ptr,
+    first_ptr,
     lengths_ptr,
     part_ptr,
     peak_ptr,
     sum_ptr,
     scale,
+    window,
+    softcap,
     q_row,
     q_head,
-    k_unit,
-    k_slot,
-    k_head,
-    v_unit,
-    v_slot,
-    v_head,
     table_row,
     splits,
     heads,
+    K_UNIT: tl.constexpr,
+    K_SLOT: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_UNIT: tl.constexpr,
+    V_SLOT: tl.constexpr,
+    V_HEAD: tl.constexpr,
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -52,6 +58,8 @@ def _partial(
     K_BLOCK: tl.constexpr,
     V_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """One split: q [heads, K_DIM] of a row, KEYS keys at a time; part [V_DIM], peak, sum per head in float32."""
@@ -71,28 +79,17 @@ def _partial(
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     acc = tl.zeros([GROUP_BLOCK, V_BLOCK], tl.float32)
     begin = split * SPLIT
+    if WINDOWED:
+        begin += tl.maximum(length - window, 0)
     end = tl.minimum(begin + SPLIT, length)
+    table_at = tables_ptr + row.to(tl.int64) * table_row - tl.load(first_ptr + row)
+    position = tl.full([GROUP_BLOCK], 0, tl.int32) + (length - 1)
     for first in range(begin, end, KEYS):
-        position = first + tl.arange(0, KEYS)
-        alive = position < end
-        page = tl.load(tables_ptr + row.to(tl.int64) * table_row + position // PAGE, mask=alive, other=0).to(tl.int64)
-        slot = position % PAGE
-        k_at = k_ptr + (page * k_unit + slot * k_slot)[:, None] + kv_head * k_head + k_lane[None, :]
-        k = tl.load(k_at, mask=alive[:, None] & (k_lane[None, :] < K_DIM), other=0.0)
-        v_at = v_ptr + (page * v_unit + slot * v_slot)[:, None] + kv_head * v_head + v_lane[None, :]
-        v = tl.load(v_at, mask=alive[:, None] & (v_lane[None, :] < V_DIM), other=0.0)
-        if UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(alive[None, :], scores, -float("inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        shrink = tl.exp(peak - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        # The products take the pages' own type: on a GPU that is what its matrix units multiply.
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        peak = higher
+        peak, total, acc = attend_keys(
+            q, position, first + tl.arange(0, KEYS), end, table_at, k_ptr + kv_head * K_HEAD, v_ptr + kv_head * V_HEAD,
+            scale, window, softcap, peak, total, acc,
+            K_UNIT, K_SLOT, V_UNIT, V_SLOT, PAGE, K_DIM, V_DIM, K_BLOCK, V_BLOCK, WINDOWED, CAPPED, UPCAST,
+        )  # fmt: skip
     place = (row.to(tl.int64) * heads + head) * splits + split
     used = group < GROUP
     tl.store(peak_ptr + place, peak, mask=used)
@@ -106,6 +103,7 @@ def _combine(
     part_ptr,
     peak_ptr,
     sum_ptr,
+    sinks_ptr,
     out_ptr,
     out_row,
     out_head,
@@ -114,8 +112,9 @@ def _combine(
     V_DIM: tl.constexpr,
     V_BLOCK: tl.constexpr,
     SPLITS_BLOCK: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
-    """Join the splits of one row and head: rescale to the largest peak, add, divide."""
+    """Join the splits of one row and head, and its sink: rescale to the largest peak, add, divide."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     lane = tl.arange(0, V_BLOCK)
@@ -123,8 +122,14 @@ def _combine(
     place = (row.to(tl.int64) * heads + head) * splits + split
     alive = split < splits
     peak = tl.load(peak_ptr + place, mask=alive, other=-float("inf"))
-    share = tl.exp(peak - tl.max(peak, 0))
+    highest = tl.max(peak, 0)
+    if SINKS:
+        sink = tl.load(sinks_ptr + head).to(tl.float32)
+        highest = tl.maximum(highest, sink)
+    share = tl.exp(peak - highest)
     total = tl.sum(tl.load(sum_ptr + place, mask=alive, other=0.0) * share, 0)
+    if SINKS:
+        total += tl.exp(sink - highest)
     parts_at = part_ptr + place[:, None] * V_DIM + lane[None, :]
     parts = tl.load(parts_at, mask=alive[:, None] & (lane[None, :] < V_DIM), other=0.0)
     value = tl.sum(parts * share[:, None], 0) / total
@@ -137,57 +142,69 @@ def attention_decode(
     k_view: Tensor,
     v_view: Tensor,
     tables: Tensor,
+    first: Tensor,
     lengths: Tensor,
-    scale: float,
     longest: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
     upcast: bool = False,
     split_tokens: int = SPLIT_TOKENS,
 ) -> Tensor:
     """Attention of single queries over pages; returns [n, heads, d_v] of q's dtype.
 
-    `q` [n, heads, d]; `k_view`, `v_view` [units, page_size, kv_heads, d]; `tables` int32[n, pages] physical pages;
-    `lengths` int32[n] keys per row, at least 1; `longest` their maximum, known on the host; `upcast` computes the
-    products in float32 (the interpreter's bfloat16 arithmetic is wrong).
+    `q` [n, heads, d]; `k_view`, `v_view` [units, page_size, kv_heads, d]; `tables` int32[n, pages] physical pages of
+    positions from `first` int32[n] pages on; `lengths` int32[n] keys per row, at least 1; `longest` their maximum,
+    known on the host; `window` 0 for none; `sinks` [heads]; `upcast` computes the products in float32 (the
+    interpreter's bfloat16 arithmetic is wrong).
     """
     rows, heads, k_dim = q.shape
     page_size, kv_heads, v_dim = v_view.shape[1:]
     group = heads // kv_heads
-    splits = triton.cdiv(longest, split_tokens)
+    seen = min(longest, window) if window else longest
+    splits = triton.cdiv(seen, split_tokens)
     part = torch.empty(rows, heads, splits, v_dim, dtype=torch.float32, device=q.device)
     peak = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(peak)
     out = torch.empty(rows, heads, v_dim, dtype=q.dtype, device=q.device)
+    chosen = rules(window, softcap, sinks, upcast)
+    with_sinks = chosen.pop("SINKS")
     _partial[(rows, kv_heads, splits)](
         q,
         k_view,
         v_view,
         tables,
+        first,
         lengths,
         part,
         peak,
         total,
         scale,
+        window,
+        softcap,
         *q.stride()[:2],
-        *k_view.stride()[:3],
-        *v_view.stride()[:3],
         tables.stride(0),
         splits,
         heads,
+        **strides("K", k_view),
+        **strides("V", v_view),
         PAGE=page_size,
         SPLIT=split_tokens,
         GROUP=group,
         GROUP_BLOCK=max(16, triton.next_power_of_2(group)),
         K_DIM=k_dim,
         V_DIM=v_dim,
-        K_BLOCK=max(16, triton.next_power_of_2(k_dim)),
-        V_BLOCK=max(16, triton.next_power_of_2(v_dim)),
-        KEYS=KEYS_BLOCK,
-        UPCAST=upcast,
+        K_BLOCK=lanes(k_dim),
+        V_BLOCK=lanes(v_dim),
+        KEYS=blocks(k_view, v_view)[0],
+        **chosen,
     )
     _combine[(rows, heads)](
         part,
         peak,
         total,
+        q if sinks is None else sinks,
         out,
         *out.stride()[:2],
         splits,
@@ -195,5 +212,6 @@ def attention_decode(
         V_DIM=v_dim,
         V_BLOCK=triton.next_power_of_2(v_dim),
         SPLITS_BLOCK=triton.next_power_of_2(splits),
+        SINKS=with_sinks,
     )
     return out

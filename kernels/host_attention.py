@@ -30,6 +30,7 @@ PADDING_MAX = 1.25  # split decode rows by length when padding to the longest co
 SPREAD_KV_HEADS_MAX = 4  # block-diagonal products waste a factor of the number of K/V heads
 SPREAD_COST_MIN = 900  # padded keys plus ROW_COST per row, below which the fused kernel is used
 ROW_COST = 64
+SCORES_MAX = 1 << 24  # scores held at once where the fused kernel does not make them
 QUERY_TILE = 128  # prefill queries per call: keys after a tile's last query are not read
 
 
@@ -265,7 +266,7 @@ def _prefill(
     chunk: PrefillChunk, q: Tensor, k_pages: Tensor, v_pages: Tensor, kv_heads: int, rules: Rules, out: Tensor
 ) -> None:
     """The queries of one chunk over its gathered keys, tile by tile, into `out`."""
-    heads, dim = q.shape[1:]
+    dim = q.shape[2]
     k = k_pages.index_select(0, chunk.pages).view(-1, kv_heads, dim)
     v = v_pages.index_select(0, chunk.pages).view(k.shape[0], kv_heads, -1)
     k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
@@ -277,9 +278,19 @@ def _prefill(
                 queries[None], own_k, own_v, attn_mask=mask, scale=rules.scale, enable_gqa=True
             )[0]
         else:
-            grouped = queries.reshape(kv_heads, -1, dim)
-            products = (grouped @ own_k[0].transpose(1, 2)).view(heads, end - begin, -1)
-            attended = (rules.weights(products, mask).to(q.dtype).view(kv_heads, -1, high - low) @ own_v[0]).view(
-                heads, end - begin, -1
-            )
+            attended = _tile(queries, own_k[0], own_v[0], mask, rules)
         out[chunk.first + begin : chunk.first + end] = attended.transpose(0, 1)
+
+
+def _tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rules: Rules) -> Tensor:
+    """[heads, t, d_v] of queries [heads, t, d] over keys [kv, n, d], without the fused kernel."""
+    heads, count, dim = q.shape
+    kv_heads, keys = k.shape[:2]
+    parts = []
+    step = max(SCORES_MAX // (heads * keys), 1)
+    for begin in range(0, count, step):
+        own = q[:, begin : begin + step]
+        products = (own.reshape(kv_heads, -1, dim) @ k.transpose(1, 2)).view(heads, -1, keys)
+        weights = rules.weights(products, mask[begin : begin + step]).to(q.dtype)
+        parts.append((weights.view(kv_heads, -1, keys) @ v).view(heads, own.shape[1], -1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

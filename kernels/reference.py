@@ -20,28 +20,43 @@ def paged_attention(
     k_view: Tensor,
     v_view: Tensor,
     tables: Tensor,
+    first: Tensor,
     starts: Tensor,
     counts: Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Full causal attention of a ragged batch, row by row.
+    """Causal attention of a ragged batch, row by row, with a window, a soft cap and sinks or without.
 
-    `q` [T, heads, d]; `k_view`, `v_view` [units, page_size, kv_heads, d]; `tables` int[n, pages]; row r has `counts[r]`
-    queries at positions from `starts[r]`, and its keys 0..start+count-1 lie in its pages. Returns [T, heads, d_v].
+    `q` [T, heads, d]; `k_view`, `v_view` [units, page_size, kv_heads, d]; row r has `counts[r]` queries at positions
+    from `starts[r]`, and entry j of `tables` int[n, pages] holds its keys from position (first[r] + j) * page_size on,
+    with every key that a query sees. `sinks` [heads]. Returns [T, heads, d_v].
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_view.shape[-1])
-    size = q.shape[1] // k_view.shape[2]
-    first = 0
+    size, page_size = q.shape[1] // k_view.shape[2], k_view.shape[1]
+    at = 0
     for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-        length = start + count
-        pages = tables[row, : -(-length // k_view.shape[1])].long()
+        base = int(first[row]) * page_size
+        length = start + count - base
+        pages = tables[row, : -(-length // page_size)].long()
         k = k_view[pages].flatten(0, 1)[:length].repeat_interleave(size, 1).to(q.dtype)
         v = v_view[pages].flatten(0, 1)[:length].repeat_interleave(size, 1).to(q.dtype)
-        scores = torch.einsum("thd,jhd->htj", q[first : first + count], k) * scale
-        ahead = torch.arange(length, device=q.device) > torch.arange(start, length, device=q.device)[:, None]
-        weights = torch.softmax(scores.masked_fill(ahead, -math.inf), -1)
-        out[first : first + count] = torch.einsum("htj,jhd->thd", weights, v)
-        first += count
+        scores = torch.einsum("thd,jhd->htj", q[at : at + count], k) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        query = torch.arange(start, start + count, device=q.device)[:, None]
+        key = torch.arange(base, base + length, device=q.device)
+        unseen = key > query
+        if window:
+            unseen |= key <= query - window
+        scores = scores.masked_fill(unseen, -math.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.to(q.dtype)[:, None, None].expand(-1, count, 1)), -1)
+        weights = torch.softmax(scores, -1)[..., :length]
+        out[at : at + count] = torch.einsum("htj,jhd->thd", weights, v)
+        at += count
     return out
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from allocator.columns import Int32s, Int64s
 from allocator.geometry import StageGeometry
-from daemon.rank.batch import Batch
-from daemon.rank.errors import UnsupportedModel
+from daemon.rank.batch import BandPages, Batch
 from daemon.rank.host_pool import HostPool, no_pool
 from daemon.rank.paged_attention import AttentionSpec, LayerViews, pages_for
+from kernels.attention_block import blocks
 from kernels.attention_decode import attention_decode
 from kernels.attention_prefill import attention_prefill, tiles_of
 from kernels.store_rows import store_rows
@@ -99,14 +99,14 @@ class _Rows(NamedTuple):
     starts: Tensor
     counts: Tensor
     offsets: Tensor
-    tiles: tuple[Tensor, Tensor]
 
 
 class _Pages(NamedTuple):
-    """A batch's pages in one band, on the device."""
+    """A batch's pages in one band, on the device: of each token, and of each row from its `first` one on."""
 
     pages: Tensor
     tables: Tensor
+    first: Tensor
 
 
 class TritonAttention:
@@ -118,6 +118,7 @@ class TritonAttention:
         self._batch: Batch
         self._rows: _Rows
         self._pages: dict[int, _Pages] = {}
+        self._tiles: dict[int, tuple[Tensor, Tensor]] = {}  # by queries of a tile
 
     def begin(self, batch: Batch) -> None:
         """Upload what every band of this batch shares; the pages of a band follow with its first layer."""
@@ -129,7 +130,7 @@ class TritonAttention:
         chunks = np.flatnonzero(batch.counts > 1)
         singles = int(chunks[0]) if chunks.size else int(batch.rows.size)
         contexts = batch.starts + batch.counts
-        rows, firsts = tiles_of(batch.counts[singles:].tolist())
+        self._tiles = {}
         self._rows = _Rows(
             slots=upload(batch.write_slots, device),
             singles=singles,
@@ -138,31 +139,42 @@ class TritonAttention:
             starts=upload(batch.starts[singles:], device),
             counts=upload(batch.counts[singles:], device),
             offsets=upload(batch.offsets[singles:-1] - singles, device),
-            tiles=(upload(np.array(rows, dtype=np.int32), device), upload(np.array(firsts, dtype=np.int32), device)),
         )
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Store `k` [T, kv, d] and `v` [T, kv, dv], attend with `q` [T, heads, d]; returns [T, heads, dv]."""
         view, shared = self._views[layer], self._rows
-        if spec.window or spec.softcap or spec.sinks is not None:
-            raise UnsupportedModel(f"layer {layer}: windows, soft caps and sinks are not in the GPU's attention")
-        here = self._pages.get(view.band) or self._upload(view)
+        pages = pages_for(self._batch, view.band, spec.window)
+        here = self._pages.get(view.band) or self._upload(view, pages)
         store_rows(view.k, k, here.pages, shared.slots)
         store_rows(view.v, v, here.pages, shared.slots)
-        parts, singles, scale = [], shared.singles, spec.scale
+        parts, singles = [], shared.singles
+        scale, window, softcap, sinks = spec
         if singles:
-            tables, lengths = here.tables[:singles], shared.lengths
+            places = (here.tables[:singles], here.first[:singles], shared.lengths, shared.longest)
             parts.append(
-                attention_decode(q[:singles], view.k, view.v, tables, lengths, scale, shared.longest, self._upcast)
+                attention_decode(q[:singles], view.k, view.v, *places, scale, window, softcap, sinks, self._upcast)
             )
         if shared.counts.numel():
-            tables = here.tables[singles:]
-            places = (shared.starts, shared.counts, shared.offsets, shared.tiles)
-            parts.append(attention_prefill(q[singles:], view.k, view.v, tables, *places, scale, self._upcast))
+            rows = (here.tables[singles:], here.first[singles:], shared.starts, shared.counts, shared.offsets)
+            tiles = self._tiles_for(view)
+            parts.append(
+                attention_prefill(
+                    q[singles:], view.k, view.v, *rows, tiles, scale, window, softcap, sinks, self._upcast
+                )
+            )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _upload(self, view: LayerViews) -> _Pages:
-        pages = pages_for(self._batch, view.band, 0)
-        here = _Pages(upload(pages.write_pages, view.k.device), upload(pages.tables, view.k.device))
-        self._pages[view.band] = here
-        return here
+    def _upload(self, view: LayerViews, pages: BandPages) -> _Pages:
+        columns = (upload(column, view.k.device) for column in (pages.write_pages, pages.tables, pages.first))
+        self._pages[view.band] = _Pages(*columns)
+        return self._pages[view.band]
+
+    def _tiles_for(self, view: LayerViews) -> tuple[Tensor, Tensor]:
+        """The chunks' tiles, of the size that this layer's heads allow."""
+        _, queries = blocks(view.k, view.v)
+        if queries not in self._tiles:
+            rows, firsts = tiles_of(self._batch.counts[self._rows.singles :].tolist(), queries)
+            columns = (np.array(rows, dtype=np.int32), np.array(firsts, dtype=np.int32))
+            self._tiles[queries] = (upload(columns[0], view.k.device), upload(columns[1], view.k.device))
+        return self._tiles[queries]

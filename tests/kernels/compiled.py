@@ -1,6 +1,7 @@
 """Runs in a process of its own, without a GPU: compiles every kernel ahead of time and prints what it takes.
 
-One line per kernel and target: `name sm_80 registers 96 stack 0 local 0`. The sizes are those of the embedded model.
+One line per kernel and target: `name sm_80 registers 96 stack 0 local 0`. The sizes are those of the embedded model;
+attention is compiled for the widest and oddest heads too, with every rule on.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import attention_decode, attention_prefill, sampling, store_rows, units
+from kernels import attention_block, attention_decode, attention_prefill, sampling, store_rows, units
 from kernels.reference import UNIFORM_STEP
 
 TARGETS = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32)}
@@ -30,22 +32,43 @@ class Kernel(NamedTuple):
     constants: dict[str, object]
 
 
-HEADS: dict[str, object] = {"PAGE": 16, "GROUP": 3, "K_DIM": 64, "V_DIM": 64, "K_BLOCK": 64, "V_BLOCK": 64}
+PAGE, KV_HEADS, GROUP, LAYERS = 16, 3, 3, 4
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+STRIDES = " ".join(["i32"] * 5)  # run-time ones of both kernels
+
+
+def attention(kernel: str, dim: int, dtype: str, rules: bool, group: int = GROUP) -> Kernel:
+    """Decode or extend attention over heads of `dim`, with windows, soft caps and sinks or without."""
+    item = DTYPES[dtype].itemsize
+    unit = -(-2 * LAYERS * PAGE * KV_HEADS * dim * item // 256) * 256 // item
+    view = torch.empty(2, unit, dtype=DTYPES[dtype])[:, : PAGE * KV_HEADS * dim].unflatten(1, (PAGE, KV_HEADS, dim))
+    keys, queries = attention_block.blocks(view, view)
+    lanes = attention_block.lanes(dim)
+    shared: dict[str, object] = {"PAGE": PAGE, "GROUP": group, "KEYS": keys, "K_DIM": dim, "V_DIM": dim}
+    shared |= {"K_BLOCK": lanes, "V_BLOCK": lanes, "WINDOWED": rules, "CAPPED": rules, "UPCAST": False}
+    shared |= attention_block.strides("K", view) | attention_block.strides("V", view)
+    pointer = f"*{dtype}"
+    if kernel == "decode":
+        types = f"{pointer} {pointer} {pointer} *i32 *i32 *i32 *fp32 *fp32 *fp32 fp32 i32 fp32 {STRIDES}"
+        block = max(16, triton.next_power_of_2(group))
+        return Kernel(attention_decode._partial, types, shared | {"SPLIT": 512, "GROUP_BLOCK": block})
+    types = f"{' '.join([pointer] * 4)} *i32 *i32 {pointer} *i32 *i32 *i32 *i32 *i32 fp32 i32 fp32 {STRIDES}"
+    return Kernel(attention_prefill._extend, types, shared | {"TILE": queries, "SINKS": rules})
+
+
+HEADS = [(64, "bf16", False), (64, "fp32", True), (72, "fp16", True), (128, "bf16", True), (96, "fp32", True)]
+WIDE_HEADS = [(256, "bf16", True), (256, "fp32", True)]
 KERNELS = {
-    "decode-partial": Kernel(
-        attention_decode._partial,
-        "*bf16 *bf16 *bf16 *i32 *i32 *fp32 *fp32 *fp32 fp32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32",
-        HEADS | {"SPLIT": 512, "GROUP_BLOCK": 16, "KEYS": attention_decode.KEYS_BLOCK, "UPCAST": False},
-    ),
-    "decode-combine": Kernel(
+    **{
+        f"{kernel}-{dim}-{dtype}{'-rules' * rules}": attention(kernel, dim, dtype, rules)
+        for kernel in ("decode", "extend")
+        for dim, dtype, rules in HEADS + WIDE_HEADS
+    },
+    "decode-64-bf16-group-16": attention("decode", 64, "bf16", True, 16),
+    "combine": Kernel(
         attention_decode._combine,
-        "*fp32 *fp32 *fp32 *bf16 i32 i32 i32 i32",
-        {"V_DIM": 64, "V_BLOCK": 64, "SPLITS_BLOCK": 16},
-    ),
-    "extend": Kernel(
-        attention_prefill._extend,
-        "*bf16 *bf16 *bf16 *bf16 *i32 *i32 *i32 *i32 *i32 *i32 fp32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32",
-        HEADS | {"TILE": attention_prefill.QUERIES, "KEYS": attention_prefill.KEYS_BLOCK, "UPCAST": False},
+        "*fp32 *fp32 *fp32 *bf16 *bf16 i32 i32 i32 i32",
+        {"V_DIM": 64, "V_BLOCK": 64, "SPLITS_BLOCK": 16, "SINKS": True},
     ),
     "store": Kernel(
         store_rows._store, "*bf16 *bf16 *i32 *i32 i32 i32 i32 i32 i32", {"HEADS": 3, "DIM": 64, "BLOCK": 256}

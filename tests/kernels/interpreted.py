@@ -8,9 +8,11 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from allocator.columns import pack_i32, pack_i64
@@ -24,74 +26,75 @@ from daemon.rank.paged_attention import AttentionSpec, HostAttention, LayerViews
 from daemon.rank.sampling_table import SamplingTable
 from daemon.rank.triton_ops import TritonAttention, TritonUnits
 from kernels import attention_decode, attention_prefill, reference, sampling, store_rows, units
+from kernels.attention_block import blocks
+from tests.kernels.scenes import Shape, dense_attention, make_scene, planes
 
 NO_RESERVE = 0x4000  # Linux: address space without memory behind it until it is touched
 PAIR = np.array([[4, 6], [9, 3]], dtype=np.int32)  # sources and targets
 
 
-def paged(units_count: int, page: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
-    """K and V views over one uint8 arena with a gap between units, as a rank lays them out; bytes between are noise."""
-    chance = torch.Generator().manual_seed(seed)
-    plane = page * kv_heads * dim * dtype.itemsize
-    unit = -(-2 * plane // 256) * 256 + 256
-    arena = torch.randint(0, 255, (units_count * unit,), dtype=torch.uint8, generator=chance)
-    views = []
-    for offset in (0, plane):
-        typed = arena.view(dtype)
-        strides = (unit // dtype.itemsize, kv_heads * dim, dim, 1)
-        view = torch.as_strided(typed, (units_count, page, kv_heads, dim), strides, offset // dtype.itemsize)
-        view.copy_(torch.randn(view.shape, generator=chance))
-        views.append(view)
-    return views[0], views[1]
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+WORST: dict[torch.dtype, float] = {}  # largest error of any attention case, for the report
 
 
-def close(got: Tensor, want: Tensor, tolerance: float) -> str:
-    """Empty when equal within the tolerance, else the largest error."""
-    error = (got.float() - want.float()).abs().max().item() if got.numel() else 0.0
+class Rules(NamedTuple):
+    """How a layer attends; `sunk`: with sinks."""
+
+    window: int = 0
+    softcap: float = 0.0
+    sunk: bool = False
+
+    def sinks(self, heads: int) -> Tensor | None:
+        """Sinks that weigh as much as a few keys."""
+        return torch.linspace(-1.0, 3.0, heads) if self.sunk else None
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> str:
+    """Empty when equal within the rounding of the dtype (bfloat16 is truncated here), else the largest error."""
+    tolerance = 2e-5 if dtype == F32 else 2e-2
+    error = (got.double() - want.double()).abs().max().item() if got.numel() else 0.0
+    WORST[dtype] = max(WORST.get(dtype, 0.0), error)
     return "" if error <= tolerance else f"largest error {error:.3e}, allowed {tolerance:.0e}"
 
 
-def tables_of(lengths: list[int], page: int, units_count: int, seed: int) -> Tensor:
-    """Random pages without repetition, 0 behind a row's end."""
-    order = (torch.randperm(units_count - 1, generator=torch.Generator().manual_seed(seed)) + 1).tolist()
-    widest = -(-max(lengths) // page)
-    rows = []
-    for length in lengths:
-        needed = -(-length // page)
-        rows.append([order.pop() for _ in range(needed)] + [0] * (widest - needed))
-    return torch.tensor(rows, dtype=torch.int32)
+def ints(*columns: NDArray[np.integer]) -> list[Tensor]:
+    """int32 copies of host columns."""
+    return [torch.from_numpy(column.astype(np.int32)) for column in columns]
 
 
-def decode(lengths: list[int], page: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, split: int) -> str:
-    """Paged decode attention against the twin."""
-    k, v = paged(40, page, kv_heads, dim, dtype, seed=1)
-    tables = tables_of(lengths, page, 40, seed=2)
-    q = torch.randn(len(lengths), heads, dim, generator=torch.Generator().manual_seed(3)).to(dtype)
-    counts = torch.tensor(lengths, dtype=torch.int32)
-    got = attention_decode.attention_decode(q, k, v, tables, counts, 0.25, max(lengths), True, split)
-    want = reference.paged_attention(q.float(), k.float(), v.float(), tables, counts - 1, torch.ones_like(counts), 0.25)
-    return close(got, want, 2e-5 if dtype == torch.float32 else 2e-2)
+def decode(lengths: list[int], shape: Shape, rules: Rules = Rules(), split: int = 512) -> str:
+    """Paged decode attention against dense attention in float64."""
+    made = make_scene([(length - 1, 1) for length in lengths], shape, rules.window, seed=1)
+    tables, first, contexts = ints(made.tables, made.first, made.starts + made.counts)
+    sinks = rules.sinks(shape.heads)
+    views = (made.k_view, made.v_view)
+    got = attention_decode.attention_decode(
+        made.q, *views, tables, first, contexts, max(lengths), 0.25, rules.window, rules.softcap, sinks, True, split
+    )
+    return close(got, dense_attention(made, 0.25, rules.window, rules.softcap, sinks), shape.dtype)
 
 
-def extend(rows: list[tuple[int, int]], page: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> str:
-    """Paged extend attention of (start, count) rows against the twin."""
-    k, v = paged(60, page, kv_heads, dim, dtype, seed=4)
-    tables = tables_of([start + count for start, count in rows], page, 60, seed=5)
-    starts, counts = (torch.tensor(column, dtype=torch.int32) for column in zip(*rows, strict=True))
-    offsets = (counts.cumsum(0) - counts).int()
-    q = torch.randn(int(counts.sum()), heads, dim, generator=torch.Generator().manual_seed(6)).to(dtype)
-    row_ids, firsts = attention_prefill.tiles_of(counts.tolist())
+def extend(rows: list[tuple[int, int]], shape: Shape, rules: Rules = Rules()) -> str:
+    """Paged extend attention of (start, count) rows against dense attention in float64."""
+    made = make_scene(rows, shape, rules.window, seed=2)
+    tables, first, starts, counts, offsets = ints(made.tables, made.first, made.starts, made.counts, made.offsets[:-1])
+    row_ids, firsts = attention_prefill.tiles_of(made.counts.tolist(), blocks(made.k_view, made.v_view)[1])
     tiles = (torch.tensor(row_ids, dtype=torch.int32), torch.tensor(firsts, dtype=torch.int32))
-    got = attention_prefill.attention_prefill(q, k, v, tables, starts, counts, offsets, tiles, 0.3, upcast=True)
-    want = reference.paged_attention(q.float(), k.float(), v.float(), tables, starts, counts, 0.3)
-    return close(got, want, 2e-5 if dtype == torch.float32 else 2e-2)
+    sinks = rules.sinks(shape.heads)
+    views, places = (made.k_view, made.v_view), (tables, first, starts, counts, offsets, tiles)
+    got = attention_prefill.attention_prefill(
+        made.q, *views, *places, 0.3, rules.window, rules.softcap, sinks, upcast=True
+    )
+    return close(got, dense_attention(made, 0.3, rules.window, rules.softcap, sinks), shape.dtype)
 
 
 def store(dtype: torch.dtype) -> str:
     """Rows land where the twin puts them and nowhere else."""
-    mine, _ = paged(9, 5, 3, 7, dtype, seed=7)
-    twin, _ = paged(9, 5, 3, 7, dtype, seed=7)
-    values = torch.randn(4, 6, 7).to(dtype)[:, ::2]
+    shape = Shape(3, 3, 7, 7, dtype, 5)
+    mine, twin = (planes(9, shape, torch.Generator().manual_seed(7))[0] for _ in range(2))
+    for view in (mine, twin):
+        view.copy_(torch.arange(view.numel()).view(view.shape))
+    values = torch.randn(4, 6, 7, generator=torch.Generator().manual_seed(8)).to(dtype)[:, ::2]
     pages, slots = torch.tensor([3, 8, 3, 1], dtype=torch.int32), torch.tensor([4, 0, 1, 2], dtype=torch.int32)
     store_rows.store_rows(mine, values, pages, slots)
     reference.store_rows(twin, values, pages, slots)
@@ -158,13 +161,17 @@ def drawn(vocab: int, dtype: torch.dtype) -> str:
 
 
 def rank_attention(dtype: torch.dtype) -> str:
-    """A rank's attention over a mixed batch: the GPU's version stores and attends as the CPU's does."""
-    rows, page, heads, kv_heads, dim = [(12, 1), (0, 1), (33, 1), (0, 9), (20, 6)], 4, 6, 2, 16
-    starts, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    tables = tables_of((starts + counts).tolist(), page, 60, seed=5).numpy()
+    """A rank's attention over a mixed batch in a full and a window band: the GPU's version stores and attends as the
+    CPU's does, in both, and where a layer sees less than its band keeps."""
+    rows, shape = [(12, 1), (0, 1), (33, 1), (0, 9), (20, 6)], Shape(6, 2, 16, 16, dtype, 4)
+    scenes = [make_scene(rows, shape, window, seed=4) for window in (0, 10)]
+    starts, counts, offsets = scenes[0][:3]
     owner = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1] - starts, counts)
+    bands = []
+    for made, window in zip(scenes, (0, 10), strict=True):
+        pages = made.tables[owner, positions // 4 - made.first[owner]].astype(np.int64)
+        bands.append(BandPages(made.first, made.tables, pages, window))
     none = np.zeros(0, dtype=np.int64)
     batch = Batch(
         seq=1,
@@ -175,27 +182,33 @@ def rank_attention(dtype: torch.dtype) -> str:
         offsets=offsets,
         tokens=positions,
         positions=positions,
-        write_slots=positions % page,
-        bands=(BandPages(0 * starts, tables, tables[owner, positions // page].astype(np.int64), 0),),
+        write_slots=positions % 4,
+        bands=tuple(bands),
         slots=none,
         sampled=none,
         carried=none,
         sampling=SamplingTable(1),
-        page_size=page,
+        page_size=4,
     )
     chance = torch.Generator().manual_seed(11)
-    q = torch.randn(positions.size, heads, dim, generator=chance).to(dtype)
-    new_k, new_v = (torch.randn(positions.size, kv_heads, dim, generator=chance).to(dtype) for _ in "kv")
-    outputs = []
-    for made in (lambda views: TritonAttention(views, upcast=True), HostAttention):
-        k, v = paged(60, page, kv_heads, dim, dtype, seed=4)
-        k[0], v[0] = 0, 0
-        attention = made({0: LayerViews(k, v, k.flatten(1), v.flatten(1), kv_heads, 0)})
+    new_k, new_v = (torch.randn(positions.size, 2, 16, generator=chance).to(dtype) for _ in "kv")
+    sinks = torch.linspace(-1.0, 2.0, 6)
+    specs = [AttentionSpec(0.3), AttentionSpec(0.3, 10, 4.0, sinks), AttentionSpec(0.3, 7)]
+    answers = []
+    for made_by in (lambda views: TritonAttention(views, upcast=True), HostAttention):
+        views = {}
+        for layer, band in enumerate((0, 1, 1)):
+            k, v = (view.clone() for view in scenes[band][5:7])
+            views[layer] = LayerViews(k, v, k.flatten(1), v.flatten(1), 2, band)
+        attention = made_by(views)
         attention.begin(batch)
-        outputs.append((attention.run(0, q, new_k, new_v, AttentionSpec(0.3)), k, v))
-    if not (torch.equal(outputs[0][1], outputs[1][1]) and torch.equal(outputs[0][2], outputs[1][2])):
+        found = [attention.run(layer, scenes[0].q, new_k, new_v, spec) for layer, spec in enumerate(specs)]
+        answers.append((found, [one for view in views.values() for one in view[:2]]))
+    mine, theirs = answers
+    if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(mine[1], theirs[1], strict=True)):
         return "stored rows differ"
-    return close(outputs[0][0], outputs[1][0], 2e-5 if dtype == torch.float32 else 2e-2)
+    errors = [close(a, b, dtype) for a, b in zip(mine[0], theirs[0], strict=True)]
+    return next(filter(None, errors), "")
 
 
 def rank_units() -> str:
@@ -234,15 +247,41 @@ def rank_units() -> str:
     return "" if np.array_equal(mine.tables[1].numpy(), executor.tables[1]) else "another id table than the CPU's"
 
 
+def shape(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, page: int, v_dim: int = 0) -> Shape:
+    """A layer's shape; values are as wide as keys unless told."""
+    return Shape(heads, kv_heads, dim, v_dim or dim, dtype, page)
+
+
 CASES: dict[str, Callable[[], str]] = {
-    "decode-one-key": lambda: decode([1], 4, 2, 1, 16, torch.float32, 512),
-    "decode-weird": lambda: decode([1, 7, 45, 16], 3, 6, 2, 20, torch.float32, 512),
-    "decode-split": lambda: decode([70, 9, 64], 4, 9, 3, 16, torch.float32, 32),
-    "decode-bf16": lambda: decode([33, 5], 16, 4, 2, 32, torch.bfloat16, 512),
-    "decode-f16": lambda: decode([33, 5], 16, 4, 4, 32, torch.float16, 16),
-    "extend-fresh": lambda: extend([(0, 1), (0, 37)], 4, 2, 1, 16, torch.float32),
-    "extend-prefix": lambda: extend([(11, 5), (64, 1), (3, 33)], 3, 6, 2, 20, torch.float32),
-    "extend-bf16": lambda: extend([(6, 9)], 16, 4, 2, 32, torch.bfloat16),
+    "decode-one-key": lambda: decode([1], shape(2, 1, 16, F32, 4)),
+    "decode-odd": lambda: decode([1, 7, 45, 16], shape(6, 2, 20, F32, 3, 36)),
+    "decode-split": lambda: decode([70, 9, 64], shape(9, 3, 16, F32, 4), split=32),
+    "decode-bf16": lambda: decode([33, 5], shape(4, 2, 32, BF16, 16)),
+    "decode-f16": lambda: decode([33, 5], shape(4, 4, 32, F16, 16), split=16),
+    "decode-window": lambda: decode([1, 7, 45, 16], shape(6, 2, 72, F32, 3), Rules(window=5)),
+    "decode-window-one": lambda: decode([1, 9], shape(2, 2, 16, F32, 4), Rules(window=1)),
+    "decode-window-split": lambda: decode([90, 71, 70, 3], shape(2, 1, 80, F32, 16), Rules(window=70), split=32),
+    "decode-window-in-a-page": lambda: decode([130, 128, 6], shape(2, 1, 16, F32, 128), Rules(window=5)),
+    "decode-window-wider": lambda: decode([9, 20], shape(2, 1, 16, F32, 1), Rules(window=64)),
+    "decode-sinks": lambda: decode([40, 1], shape(16, 1, 96, F32, 16), Rules(sunk=True), split=16),
+    "decode-cap": lambda: decode([40, 3], shape(32, 2, 16, F32, 16), Rules(softcap=3.0)),
+    "decode-all-bf16": lambda: decode([50, 17], shape(16, 1, 64, BF16, 64), Rules(9, 20.0, True), split=16),
+    "decode-256-f32": lambda: decode([21, 40], shape(4, 2, 256, F32, 16), Rules(20)),
+    "decode-256-f16": lambda: decode([21, 40], shape(4, 2, 256, F16, 16), Rules(16, 0.0, True)),
+    "extend-fresh": lambda: extend([(0, 1), (0, 37)], shape(2, 1, 16, F32, 4)),
+    "extend-prefix": lambda: extend([(11, 5), (64, 1), (3, 33)], shape(6, 2, 20, F32, 3, 36)),
+    "extend-bf16": lambda: extend([(6, 9)], shape(4, 2, 32, BF16, 16)),
+    "extend-window": lambda: extend([(11, 5), (64, 1), (3, 40)], shape(2, 1, 72, F32, 3), Rules(window=5)),
+    "extend-window-one": lambda: extend([(0, 3), (9, 34)], shape(2, 2, 16, F32, 4), Rules(window=1)),
+    "extend-window-in-a-page": lambda: extend([(126, 4), (5, 2)], shape(1, 1, 16, F32, 128), Rules(window=3)),
+    "extend-window-wider": lambda: extend([(9, 20), (0, 2)], shape(2, 1, 16, F32, 1), Rules(window=64)),
+    "extend-window-block": lambda: extend([(70, 65)], shape(1, 1, 16, F32, 16), Rules(window=33)),
+    "extend-sinks": lambda: extend([(9, 12), (0, 1)], shape(4, 1, 96, F32, 16), Rules(sunk=True)),
+    "extend-cap": lambda: extend([(0, 34)], shape(2, 1, 80, F32, 16), Rules(softcap=3.0)),
+    "extend-all-bf16": lambda: extend([(20, 35)], shape(2, 1, 64, BF16, 64), Rules(9, 20.0, True)),
+    "extend-128-f32": lambda: extend([(20, 35)], shape(2, 2, 128, F32, 16), Rules(9, 20.0, True)),
+    "extend-256-f32": lambda: extend([(20, 18)], shape(2, 1, 256, F32, 16), Rules(9)),
+    "extend-256-f16": lambda: extend([(20, 5)], shape(2, 1, 256, F16, 16), Rules(16, 0.0, True)),
     "store-f32": lambda: store(torch.float32),
     "store-bf16": lambda: store(torch.bfloat16),
     "units-small": lambda: move(256, [2, 3, 8], [5, 1, 4], [2, 7]),
@@ -270,6 +309,8 @@ def main() -> int:
         detail = CASES[name]()
         print(f"{name} WRONG {detail}" if detail else f"{name} ok", flush=True)
         wrong += bool(detail)
+    for dtype, error in WORST.items():
+        print(f"largest error {dtype} {error:.2e}", file=sys.stderr)
     return 1 if wrong else 0
 
 

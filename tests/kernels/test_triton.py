@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-REGISTERS_MAX = 224  # leaves two programs of four warps on a multiprocessor
+REGISTERS_MAX = 168  # leaves three programs of four warps on a multiprocessor
 UNIT_REGISTERS_MAX = 64  # eight: a copy lives from loads in flight
 
 
@@ -28,18 +28,18 @@ def test_kernels_equal_their_twins_in_the_interpreter(tmp_path: Path) -> None:
     done = run_module("interpreted", tmp_path, TRITON_INTERPRET="1")
     lines = done.stdout.splitlines()
     assert [line for line in lines if not line.endswith(" ok")] == []
-    assert (done.returncode, len(lines)) == (0, 25), f"after {lines[-1:]}: {done.stderr[-2000:]}"
+    assert (done.returncode, len(lines)) == (0, 46), f"after {lines[-1:]}: {done.stderr[-2000:]}"
 
 
 def test_kernels_compile_without_spills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """For sm_80 and sm_90 every kernel compiles, keeps its values in registers and leaves room for a second program.
+    """For sm_80 and sm_90 every kernel compiles, keeps its values in registers and leaves room for two more programs.
 
     The registers of each are a property of the test's report; unit kernels, which only move words, need few.
     """
     done = run_module("compiled", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     found = re.findall(r"^(\S+) (\S+) registers (\d+) stack (\d+) local (\d+)$", done.stdout, re.MULTILINE)
-    assert len(found) == 16
+    assert len(found) == 42
     for name, target, registers, stack, local in found:
         record_property(f"{name} {target}", f"registers {registers}, stack {stack}, local {local}")
         most = UNIT_REGISTERS_MAX if name in ("zero", "copy", "update") else REGISTERS_MAX
