@@ -33,6 +33,8 @@ from daemon.rank.runner import Launched, Outcome, Prepared
 from daemon.rank.sizes import plan_and_size
 from ipc.messages import ModelFacts, RankSettings
 from tools.inprocess import InProcess
+from tools.planning.described import describe_model
+from tools.planning.errors import PlanError
 
 PAGE_SIZE = 16
 TOKENS = (300, 1300, 5000)
@@ -153,13 +155,10 @@ def _live(layers: Sequence[Layer], tokens: int, page_size: int, *, caching: bool
 def geometries(paths: Sequence[str]) -> dict[str, tuple[list[Layer], str]]:
     """Layers by name: of config files or directories with one, else of every small model's config."""
     if paths:
-        from transformers import AutoConfig
-
         found = {}
         for path in paths:
-            config = AutoConfig.from_pretrained(path, local_files_only=True)
-            dtype = str(getattr(config, "dtype", None) or "bfloat16").removeprefix("torch.")
-            found[Path(path).stem] = (declare(config, dtype, INTERVAL), dtype)
+            model = describe_model(path, "auto", 0, INTERVAL, 1)
+            found[Path(path).name.removesuffix(".config.json")] = (model.layers, model.dtype)
         return found
     from tools.tiny_models import NAMES, tiny_config
 
@@ -167,9 +166,17 @@ def geometries(paths: Sequence[str]) -> dict[str, tuple[list[Layer], str]]:
 
 
 def main(options: argparse.Namespace) -> int:
-    """0 when every ratio is within the goal and equals what the plan says, 1 otherwise."""
+    """0 when every request holds what the plan says, and at most the goal of what it needs; 1 otherwise.
+
+    The small models' windows are of a page or two, so the goal is asked only of configs that are given.
+    """
     rows: list[dict[str, Any]] = []
-    for name, (layers, dtype) in geometries(options.config).items():
+    try:
+        found = geometries(options.config)
+    except PlanError as error:
+        sys.stderr.write(f"bandmaster parity: {error}\n")
+        return 2
+    for name, (layers, dtype) in found.items():
         for tokens in TOKENS:
             held = measure(layers, tokens)
             planned = held_at(plan_storage(layers, PAGE_SIZE).band_geometries(), PAGE_SIZE, tokens)
@@ -187,7 +194,8 @@ def main(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({"page_size": PAGE_SIZE, "goal": GOAL, "rows": rows}) + "\n")
     else:
         _show(rows)
-    return 0 if all(row["ratio"] <= GOAL and row["as_planned"] for row in rows) else 1
+    within = not options.config or all(row["ratio"] <= GOAL for row in rows)
+    return 0 if within and all(row["as_planned"] for row in rows) else 1
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
