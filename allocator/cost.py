@@ -42,8 +42,8 @@ def request_cost(
     chunk = min(tokens, chunk_tokens)
     without = RequestSizes(tokens, 0)
     having = RequestSizes(tokens, 0, chunk_tokens=chunk, checkpoint_interval=checkpoint_interval)
-    rest = request_demand(bands, page_size, without, Purpose.DECODE_PREALLOC)
-    owned = request_demand(bands, page_size, having, Purpose.DECODE_PREALLOC)
+    rest = request_demand(bands, page_size, without, Purpose.STEADY)
+    owned = request_demand(bands, page_size, having, Purpose.STEADY)
     most = request_demand(bands, page_size, having, Purpose.CEILING)
     return Cost(rest, _minus(owned, rest), _minus(most, owned))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from allocator.decl import MHA, Full, Layer, Part
+from allocator.decl import Layer
 from allocator.errors import BudgetTooSmall, DeclarationError
 from allocator.plan import StoragePlan, plan_storage
 from allocator.sizing import Sizing, size_arena
@@ -18,15 +18,6 @@ from daemon.rank.errors import RankError
 from ipc.messages import RankSettings
 
 PPM = 1_000_000
-
-
-class KVShape(NamedTuple):
-    """K and V of one layer on this rank, read from its real tensors; `dtype` is the allocator's name of it."""
-
-    kv_heads: int
-    k_dim: int
-    v_dim: int
-    dtype: str
 
 
 class Sized(NamedTuple):
@@ -49,7 +40,7 @@ def budget_bytes(settings: RankSettings, free_bytes: int) -> int:
 
 
 def plan_and_size(
-    layers: Sequence[Layer | KVShape],
+    layers: Sequence[Layer],
     settings: RankSettings,
     max_model_len: int,
     budget: int,
@@ -57,12 +48,10 @@ def plan_and_size(
 ) -> Sized:
     """Plan what all `layers` of the model store and size the arena of the stage that holds the `local` ones (all).
 
-    A KVShape stands for a layer that keeps K and V for every token. Raises RankError with the table of terms below the
-    floor, and for layers or a page size that cannot be laid out.
+    Raises RankError with the table of terms below the floor, and for layers or a page size that cannot be laid out.
     """
-    everything = [_kv_layer(one) if isinstance(one, KVShape) else one for one in layers]
     try:
-        plan = plan_storage(everything, settings.page_size, local)
+        plan = plan_storage(layers, settings.page_size, local)
         sizing = size_arena(
             plan,
             budget,
@@ -74,7 +63,3 @@ def plan_and_size(
     except (BudgetTooSmall, DeclarationError) as error:
         raise RankError(str(error)) from error
     return Sized(plan, sizing)
-
-
-def _kv_layer(shape: KVShape) -> Layer:
-    return Layer((Part(MHA(shape.kv_heads, shape.k_dim, shape.v_dim, shape.dtype), Full()),))
