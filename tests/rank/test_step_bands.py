@@ -130,14 +130,21 @@ class Bands:
         self.ended.append(use)
 
     def step(
-        self, pages: list[int] | None = None, slots: list[int] | None = None, processed: int | None = None
+        self,
+        pages: list[int] | None = None,
+        slots: list[int] | None = None,
+        processed: int | None = None,
+        stored: list[int] | None = None,
     ) -> None:
-        """One step; with pages, its forward writes those pages in both token bands, and at most as many slots."""
+        """One step; with pages, its forward writes those pages in both token bands, and at most as many slots.
+
+        The last row continues behind the pages `stored`.
+        """
         self.seq += 1
         forward = None
         if pages:
             assert slots
-            forward = self._forward(pages, slots)
+            forward = self._forward(pages, slots, stored or [])
         through = self.processed = self.newest if processed is None else processed
         digest = self.chain.step_digest(self.seq, self.ops, self.ended)
         step = Step(1, self.seq, 0, through, self.ended, self.ops, forward, digest)
@@ -147,23 +154,24 @@ class Bands:
         if pages:
             self.newest = self.seq
 
-    def _forward(self, pages: list[int], slots: list[int]) -> Forward:
-        """One row per slot; the last one has the pages that are left over."""
+    def _forward(self, pages: list[int], slots: list[int], stored: list[int]) -> Forward:
+        """One row per slot; the last one has the stored pages and those that are left over."""
         assert len(slots) <= len(pages)
         self.runner.writes = {WINDOW: pages, FULL: pages, STATE: slots}
         self.generation += 1
-        held = [1] * (len(slots) - 1) + [len(pages) - len(slots) + 1]
+        others = [1] * (len(slots) - 1)
+        written, held = [*others, len(pages) - len(others)], [*others, len(stored) + len(pages) - len(others)]
         rows = np.arange(len(slots))
         return Forward(
             pack_i32(rows),
             pack_i32([self.generation] * len(slots)),
-            pack_i32([0] * len(slots)),
-            pack_i32([4 * count for count in held]),
+            pack_i32([0] * len(others) + [4 * len(stored)]),
+            pack_i32([4 * count for count in written]),
             bytes([EXPLICIT] * len(slots)),
             pack_i64([1] * (4 * len(pages))),
             pack_i32(np.repeat(rows, held)),
             pack_i32([index for count in held for index in range(count)]),
-            pack_i32(pages),
+            pack_i32(pages[: len(others)] + stored + pages[len(others) :]),
             [],
             pack_i32(slots),
         )
