@@ -22,8 +22,11 @@ from dataclasses import dataclass, field
 
 from allocator.capacity import CapacityRefusal, Demand
 from allocator.demand import joint
+from daemon.core import caching
+from daemon.core.caching import Hit
+from daemon.core.checkpoints import cut
 from daemon.core.endings import end
-from daemon.core.memory import larger, minus, plus
+from daemon.core.memory import larger, minus, plus, smaller
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import EndReason, Verdict
 from daemon.core.requests import QUEUED, Request
@@ -36,23 +39,42 @@ SHARE_ONE_PPM = 1_000_000
 
 @dataclass(slots=True)
 class Chunk:
-    """Prompt tokens [start, start + count) of a request in this step, and the pages and state slots it takes."""
+    """Prompt tokens [start, start + count) of a request in this step, and the pages and state slots it takes.
+
+    `hit` is what a new request found in the prefix cache: it starts behind it. None when there is no cache, and for a
+    request that goes on.
+    """
 
     request: Request
     start: int
     count: int
     pages: int
     slots: int = 0
+    hit: Hit | None = None
+
+    @property
+    def target(self) -> int:
+        """Tokens that the request's prefill must cover."""
+        return self.request.target_tokens if self.request.row >= 0 else self.request.sequence_tokens
+
+    @property
+    def last(self) -> bool:
+        """The prefill ends with it."""
+        return self.start + self.count == self.target
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step being planned; nothing of it has happened yet. `needy` rows of the batch need one page each."""
+    """A step being planned; nothing of it has happened yet.
+
+    `needy` rows of the batch need one page each; `partial`: a request is partly prefilled when the step is done.
+    """
 
     batch: Batch
     needy: Rows
     budget_tokens: int
     pages: int
+    partial: bool
     slots: int = 0
     chunks: list[Chunk] = field(default_factory=list)
     new_rows: int = 0
@@ -60,6 +82,11 @@ class StepPlan:
     def add(self, chunk: Chunk) -> None:
         """Plan a chunk: its tokens leave the budget, its units join what the step takes."""
         assert 0 < chunk.count <= self.budget_tokens, "a chunk has tokens and fits the budget"
+        if not chunk.last:
+            assert chunk.request.row >= 0 or not self.partial, "one request at a time is partly prefilled"
+            self.partial = True
+        elif chunk.request.row >= 0:
+            self.partial = False
         self.chunks.append(chunk)
         self.pages += chunk.pages
         self.slots += chunk.slots
@@ -70,24 +97,26 @@ class StepPlan:
 class PrefillBudget:
     """What is promised while the pass admits, in units per band.
 
-    `held` are live now; `longest` is what all requests with a row hold at their longest, the resident one as long as it
-    is prefilled; `rest` is what the resident one still needs for its prompt, beside what it holds and this step takes.
+    `named` is what rows have in their tables, the cache's units among it, and their slots; `longest` what all of them
+    hold at their longest, the partly prefilled one as long as it is; `rest` what that one still needs for its prompt,
+    beside what it names and this step takes.
     """
 
-    held: Demand
+    named: Demand
     longest: Demand
     rest: Demand
     share_ppm: int
 
-    def price(self, planned: Demand, prompt: Demand, longest: Demand) -> Demand:
+    def price(self, planned: Demand, need: Demand, prompt: Demand, longest: Demand) -> Demand:
         """Units that must fit now for a request to be admitted.
 
-        `prompt` it needs until its prompt is covered, `longest` at its longest; `planned` were promised to this step.
+        `need` it takes until its prompt is covered, `prompt` it names then, and `longest` at its longest; `planned`
+        were promised to this step.
         """
         units: list[int] = []
-        columns = zip(planned, prompt, longest, self.held, self.longest, self.rest, strict=True)
-        for taken, own, most, held, others, rest in columns:
-            growth = others + most - own - held - taken - rest
+        columns = zip(planned, need, prompt, longest, self.named, self.longest, self.rest, strict=True)
+        for taken, own, covered, most, named, others, rest in columns:
+            growth = others + most - covered - named - taken - rest
             expected = -(-max(growth, 0) * self.share_ppm // SHARE_ONE_PPM)
             units.append(taken + own + rest + expected)
         return tuple(units)
@@ -104,53 +133,66 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
         _waits(core.queue.first(1)[0], "throttled", {"steps": core.throttled_steps}, now_ns, out)
         return
     budget = _open_budget(core, plan)
-    resident_taken = core.resident is not None
     for request in core.queue.first(LOOKAHEAD):
         if plan.budget_tokens <= 0:
             return
         if plan.new_rows >= core.rows.free_count:
             _waits(request, "rows", {"limit": core.rows.capacity}, now_ns, out)
             return
-        target = request.prompt_tokens + request.output_tokens
-        count = min(target, core.config.chunked_prefill_size, plan.budget_tokens)
-        if count < target and resident_taken:
-            _waits(request, "resident", {"prompt_tokens": target}, now_ns, out)
+        hit = caching.find(core, request)
+        chunk = _chunk(core, request, hit, plan)
+        if not chunk.last and plan.partial:
+            caching.drop(core, hit)
+            _waits(request, "resident", {"prompt_tokens": request.sequence_tokens}, now_ns, out)
             continue
-        if not _fits(core, request, budget, plan, now_ns, out):
+        if not _fits(core, chunk, budget, plan, now_ns, out):
             return
-        if request.state not in QUEUED:
-            continue  # it ended as unschedulable
-        resident_taken |= count < target
-        _plan_new(core, request, budget, plan, count, target)
+        if request.state in QUEUED:  # otherwise it ended as unschedulable
+            _plan_new(core, chunk, budget, plan)
+
+
+def _chunk(core: CoreState, request: Request, hit: Hit | None, plan: StepPlan) -> Chunk:
+    """The first chunk of a new request, behind what it found in the cache."""
+    memory = core.memory
+    assert memory is not None, "only an epoch admits"
+    start, target = hit.match.tokens if hit is not None else 0, request.sequence_tokens
+    count = min(target - start, core.config.chunked_prefill_size, plan.budget_tokens)
+    count = cut(memory.checkpoint_interval, start, count, target)
+    pages = memory.pages_of(start + count) - memory.pages_of(start)
+    return Chunk(request, start, count, pages, memory.slots_each, hit)
 
 
 def _open_budget(core: CoreState, plan: StepPlan) -> PrefillBudget:
     memory, resident = core.memory, core.resident
     assert memory is not None, "only an epoch admits"
     rest, longest = memory.none, core.steady
-    if resident is not None:
+    if resident is not None and plan.partial:
         prompt = memory.ceiling(resident.target_tokens)
         pages = sum(chunk.pages for chunk in plan.chunks if chunk.request is resident)
-        after = plus(core.rows.held_units(resident.row), memory.demand(pages))
+        after = plus(core.rows.named_units(resident.row), memory.demand(pages))
         rest = minus(larger(prompt, after), after)
         longest = plus(minus(longest, resident.steady), larger(resident.steady, prompt))
-    return PrefillBudget(memory.live_units(), longest, rest, core.share_ppm)
+    return PrefillBudget(core.rows.all_named_units(), longest, rest, core.share_ppm)
 
 
-def _fits(core: CoreState, request: Request, budget: PrefillBudget, plan: StepPlan, now_ns: int, out: Outputs) -> bool:
+def _fits(core: CoreState, chunk: Chunk, budget: PrefillBudget, plan: StepPlan, now_ns: int, out: Outputs) -> bool:
     """False when the pass must stop at this request; it waits then. True also when it ended as unschedulable."""
-    memory = core.memory
+    memory, request = core.memory, chunk.request
     assert memory is not None, "only an epoch admits"
     if request.retractions >= core.config.retracts_max:
         refusal = memory.never_fits(plus(_protected(core, plan), request.ceiling))
         if refusal is not None:
+            caching.drop(core, chunk.hit)
             _waits(request, "protected", shortage(refusal), now_ns, out)
             return False
-    prompt = memory.ceiling(request.prompt_tokens + request.output_tokens)
-    price = budget.price(memory.demand(plan.pages, plan.slots), prompt, larger(request.steady, prompt))
+    prompt = memory.ceiling(chunk.target)
+    beside = memory.demand(memory.pages_of(chunk.target) - memory.pages_of(chunk.start), memory.slots_each)
+    need = smaller(prompt, beside)
+    price = budget.price(memory.demand(plan.pages, plan.slots), need, prompt, larger(request.steady, prompt))
     refusal = memory.refusal(price)
     if refusal is None:
         return True
+    caching.drop(core, chunk.hit)
     if core.holding or core.in_flight or plan.new_rows:
         _waits(request, "memory", {"units": price[refusal.band]} | shortage(refusal), now_ns, out)
         return False
@@ -173,20 +215,23 @@ def _protected(core: CoreState, plan: StepPlan) -> Demand:
     return joint(protected) if protected else core.memory.none
 
 
-def _plan_new(
-    core: CoreState, request: Request, budget: PrefillBudget, plan: StepPlan, count: int, target: int
-) -> None:
-    memory = core.memory
+def _plan_new(core: CoreState, chunk: Chunk, budget: PrefillBudget, plan: StepPlan) -> None:
+    memory, request = core.memory, chunk.request
     assert memory is not None, "only an epoch admits"
-    chunk = Chunk(request, 0, count, memory.pages_of(count), memory.slots_each)
     plan.add(chunk)
     plan.new_rows += 1
-    if count == target:
+    found = memory.none
+    if chunk.hit is not None:
+        match = chunk.hit.match
+        found = minus(memory.demand(len(match.pages)), match.window_first)
+        budget.named = plus(budget.named, found)
+    if chunk.last:
         budget.longest = plus(budget.longest, request.steady)
         return
-    prompt, taken = memory.ceiling(target), memory.demand(chunk.pages, chunk.slots)
+    prompt = memory.ceiling(chunk.target)
+    after = plus(found, memory.demand(chunk.pages, chunk.slots))
     budget.longest = plus(budget.longest, larger(request.steady, prompt))
-    budget.rest = minus(larger(prompt, taken), taken)
+    budget.rest = minus(larger(prompt, after), after)
 
 
 def _waits(request: Request, reason: str, numbers: dict[str, int], now_ns: int, out: Outputs) -> None:

@@ -289,6 +289,7 @@ def _accept(core: CoreState, frontend: int, item: Arrived, plan: Plan, out: Outp
         stop_ids=plan.stop_ids,
         sampling=msgspec.structs.replace(generate.sampling, seed=seed),
         live=generate.n,
+        namespace=generate.namespace,
     )
     core.groups[frontend, generate.id] = group
     core.stop_uses[plan.stop_ids] += 1

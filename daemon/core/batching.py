@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from allocator.columns import Int32s, pack_i32
-from daemon.core import pressure
+from daemon.core import caching, checkpoints, pressure
 from daemon.core.admission import Chunk, StepPlan, admit
 from daemon.core.memory import plus
 from daemon.core.outputs import Decided, Outputs
@@ -38,6 +38,9 @@ class Columns:
         self.tokens: list[bytes] = []
         self.sampling: list[RowSampling] = []
         self.slots: list[bytes] = []
+        self.chunks: list[tuple[int, int, int]] = []  # row, generation and end of every chunk
+        self.copied: list[tuple[int, int]] = []  # state slots of the cache and of rows that start from them
+        self.hits: list[tuple[int, int]] = []  # those rows and their generations
         self.table_rows: list[bytes] = []
         self.table_indexes: list[bytes] = []
         self.table_pages: list[bytes] = []
@@ -55,12 +58,13 @@ class Columns:
 def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     """The next step with a forward, or None when no token can be scheduled now."""
     assert core.memory is not None, "only an epoch schedules"
+    checkpoints.keep(core)
     retire(core)
     with core.memory.deciding():
         batch, needy = pressure.plan_decode(core, now_ns, out)
         budget = core.config.max_batched_tokens - len(batch)
         assert budget >= 0, "running rows never pass the token budget"
-        plan = StepPlan(batch, needy, budget, len(needy))
+        plan = StepPlan(batch, needy, budget, len(needy), core.resident is not None)
         pressure.plan_resident(core, plan, now_ns, out)
         admit(core, plan, now_ns, out)
     if not len(plan.batch) and not plan.chunks:
@@ -93,12 +97,17 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
         rows.stop_decoding(batch.rows[final])
     for chunk in plan.chunks:
         if chunk.request.row < 0:
-            _start(core, chunk, slots[used : used + chunk.slots], now_ns, out)
+            _start(core, chunk, slots[used : used + chunk.slots], columns, now_ns, out)
             used += chunk.slots
         _commit_chunk(core, chunk, ids[given : given + chunk.pages], columns)
         given += chunk.pages
     assert given == len(ids), "every page taken has a place"
     assert used == len(slots), "every slot taken has an owner"
+    if columns.copied:
+        sources, targets = zip(*columns.copied, strict=True)
+        memory.copy_state(np.array(sources, np.int32), np.array(targets, np.int32))
+    if core.changed:
+        _resend_entries(core, batch.rows, columns)
     flight = _flight(core, plan, final, columns)
     forward = Forward(
         rows=batch.rows_column + pack_i32(columns.rows),
@@ -122,12 +131,11 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
 
 def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns) -> None:
     request, rows = chunk.request, core.rows
+    assert core.memory is not None, "only an epoch schedules"
     row = request.row
     assert chunk.start == request.scheduled_tokens == int(rows.scheduled[row]), "chunks are contiguous"
     assert request.sequence is not None, "a request is prefilled from its sequence"
     generation = int(rows.generation[row])
-    if chunk.start == 0:
-        columns.sampling.append(_row_sampling(request, generation))
     if len(pages):
         first = rows.append_pages(row, pages)
         indexes = np.arange(first, first + len(pages), dtype=np.int32)
@@ -135,6 +143,8 @@ def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns
     end = chunk.start + chunk.count
     request.scheduled_tokens = end
     rows.scheduled[row] = end
+    rows.grid_at[row] = checkpoints.next_grid(core.memory.checkpoint_interval, end)
+    columns.chunks.append((row, generation, end))
     core.totals.prompt_tokens += chunk.count
     columns.rows.append(row)
     columns.generations.append(generation)
@@ -148,7 +158,15 @@ def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns
         _finish_prefill(core, request, samples, columns)
 
 
-def _start(core: CoreState, chunk: Chunk, slots: Int32s, now_ns: int, out: Outputs) -> None:
+def _resend_entries(core: CoreState, decoding: Rows, columns: Columns) -> None:
+    """Entries of this forward's rows whose pages became the cache's equal ones."""
+    rows, going = core.rows, {*decoding.tolist(), *columns.rows}
+    for row in sorted(core.changed.keys() & going):
+        indexes = np.array(core.changed.pop(row), np.int32)
+        columns.add_entries(np.full(len(indexes), row, np.int32), indexes, rows.table[row, indexes])
+
+
+def _start(core: CoreState, chunk: Chunk, slots: Int32s, columns: Columns, now_ns: int, out: Outputs) -> None:
     """The request leaves the queue and gets a row and its slots; it is the resident until its prompt is covered."""
     request = chunk.request
     core.queue.remove(request)
@@ -161,8 +179,10 @@ def _start(core: CoreState, chunk: Chunk, slots: Int32s, now_ns: int, out: Outpu
     request.target_tokens = len(request.sequence)
     request.scheduled_tokens = 0
     request.last_wait = ""
+    caching.begin(core, request, chunk.hit)
+    _first_columns(core, chunk, columns)
     core.steady = plus(core.steady, request.steady)
-    if chunk.count < request.target_tokens:
+    if not chunk.last:
         assert core.resident is None, "one request at a time is partly prefilled"
         core.resident = request
     core.admit_interval_ns += (now_ns - core.queue_moved_ns - core.admit_interval_ns) // 8
@@ -175,7 +195,25 @@ def _start(core: CoreState, chunk: Chunk, slots: Int32s, now_ns: int, out: Outpu
         "chunk_pages": chunk.pages,
         "waited_ms": (now_ns - request.arrived_ns) // 1_000_000,
     }
-    out.decisions.append(Decided(now_ns, Verdict.ADMITTED, request.number, "", numbers))
+    cut = ""
+    if chunk.hit is not None:
+        match, cut = chunk.hit.match, chunk.hit.match.cut
+        numbers |= {"cached_tokens": match.tokens, "matched_tokens": match.matched_tokens}
+        numbers["queried_tokens"] = chunk.hit.queried_tokens
+    out.decisions.append(Decided(now_ns, Verdict.ADMITTED, request.number, cut, numbers))
+
+
+def _first_columns(core: CoreState, chunk: Chunk, columns: Columns) -> None:
+    """What the ranks learn of a row's new generation: its sampling, and what it starts from in the cache."""
+    rows, row = core.rows, chunk.request.row
+    generation, pages = int(rows.generation[row]), int(rows.pages[row])
+    columns.sampling.append(_row_sampling(chunk.request, generation))
+    if pages:
+        indexes = np.arange(pages, dtype=np.int32)
+        columns.add_entries(np.full(pages, row, np.int32), indexes, rows.table[row, :pages])
+    if chunk.hit is not None and chunk.hit.match.slot:
+        columns.copied.append((chunk.hit.match.slot, int(rows.slots[row, 0])))
+        columns.hits.append((row, generation))
 
 
 def _finish_prefill(core: CoreState, request: Request, samples: bool, columns: Columns) -> None:
@@ -236,6 +274,8 @@ def _flight(core: CoreState, plan: StepPlan, final: Rows, columns: Columns) -> F
             generations_column=batch.generations_column,
             final=final,
             scored=tuple(columns.scored),
+            chunks=tuple(columns.chunks),
+            hits=tuple(columns.hits),
         )
     fresh = rows.batch_of(np.array(columns.sampled, np.intp))
     late = np.array(columns.final, np.intp) + len(batch) if columns.final else NOBODY
@@ -251,6 +291,8 @@ def _flight(core: CoreState, plan: StepPlan, final: Rows, columns: Columns) -> F
         generations_column=batch.generations_column + fresh.generations_column,
         final=np.concatenate([final, late]),
         scored=tuple(columns.scored),
+        chunks=tuple(columns.chunks),
+        hits=tuple(columns.hits),
     )
 
 

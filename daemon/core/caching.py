@@ -31,10 +31,11 @@ class Hit(NamedTuple):
     queried_tokens: int
 
 
-def find(core: CoreState, request: Request) -> Hit | None:
-    """Match what a waiting request would compute, and hold it; None when nothing is cached at all.
+def find(core: CoreState, request: Request, cold: bool = False) -> Hit | None:
+    """Match what a waiting request would compute, and hold it; None when caching is off.
 
-    One token is always computed; a request whose prompt log probabilities are still owed computes them all.
+    One token is always computed; a request whose prompt log probabilities are still owed computes them all, and so does
+    one that is to start `cold`.
     """
     assert core.memory is not None, "only an epoch has a cache"
     tree = core.memory.cache
@@ -42,7 +43,7 @@ def find(core: CoreState, request: Request) -> Hit | None:
         return None
     tokens = sequence_of(core, request, request.prompt_tokens + request.output_tokens)
     owed = request.group.sampling.prompt_logprobs >= 0 and request.prompt_logprobs_next < request.prompt_tokens
-    queried = 0 if owed else len(tokens) - 1
+    queried = 0 if owed or cold else len(tokens) - 1
     match = tree.match(request.group.namespace, tokens, queried)
     return Hit(match, tree.lock(match), queried)
 

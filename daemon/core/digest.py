@@ -41,6 +41,9 @@ def state_digest(core: CoreState) -> bytes:
         digest.update(encode(core.memory.geometry))
         digest.update(core.memory.chain.state_digest())
         digest.update(canonical_bytes(core.memory.pending_ops()))
+        digest.update(encode(core.memory.evicted))
+        if core.memory.cache is not None:
+            digest.update(core.memory.cache.content())
     return digest.digest()
 
 
@@ -77,6 +80,8 @@ def _orders(core: CoreState) -> list[Any]:
         [request.number for request in core.queue],
         core.resident.number if core.resident is not None else 0,
         [request.number for request in core.parked_rows],
+        [dataclasses.astuple(kept) for kept in core.keeps],
+        sorted(core.changed.items()),
         list(core.ended_groups),
         core.frontends,
         list(core.lost_frontends),
@@ -86,7 +91,8 @@ def _orders(core: CoreState) -> list[Any]:
 def _group(group: Group) -> list[Any]:
     ends = sorted(group.ended.items())
     stops = group.stop_ids.tobytes()
-    return [group.frontend, group.id, group.digest, group.accepted, stops, group.sampling, group.live, ends]
+    content = [group.frontend, group.id, group.digest, group.accepted, stops, group.sampling, group.live]
+    return [*content, group.namespace, ends]
 
 
 def _request(request: Request) -> list[Any]:
@@ -108,6 +114,11 @@ def _request(request: Request) -> list[Any]:
         request.output_tokens,
         request.target_tokens,
         request.scheduled_tokens,
+        request.processed_tokens,
+        request.lock.content() if request.lock is not None else 0,
+        request.cached_tokens,
+        request.matched_tokens,
+        request.hit_cut,
         request.retractions,
         request.prompt_logprobs_next,
         request.last_wait,
@@ -117,14 +128,14 @@ def _request(request: Request) -> list[Any]:
 def _flight(flight: Flight) -> list[Any]:
     columns = [pack_i32(flight.rows), pack_i32(flight.generations), pack_i32(flight.frontends)]
     columns += [pack_i64(flight.requests), flight.rows_column, flight.generations_column, pack_i32(flight.final)]
-    return [flight.seq, flight.forward, flight.releases, columns, flight.scored]
+    return [flight.seq, flight.forward, flight.releases, columns, flight.scored, flight.chunks, flight.hits]
 
 
 def _rows(core: CoreState) -> list[bytes]:
     """Every column whole, then what each owned row holds: its page table and its newest output."""
     rows = core.rows
     columns = (rows.generation, rows.request, rows.frontend, rows.scheduled, rows.covered, rows.pages, rows.left)
-    owned = (rows.shared, rows.window_first, rows.retire_at, rows.floor, rows.slots)
+    owned = (rows.shared, rows.window_first, rows.retire_at, rows.floor, rows.slots, rows.grid_at, rows.kept_at)
     parts = [column.tobytes() for column in (*columns, rows.output, rows.decoding, *owned)]
     parts.append(pack_i64([rows.releases]))
     for row, owner in enumerate(rows.owners):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daemon.core import caching
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import EndReason, Verdict
 from daemon.core.requests import END_EVENT, Event, Group, Request, State
@@ -28,6 +29,8 @@ def end(
 ) -> None:
     """End a live request, wherever it stands; `output_tokens` is the usage when it is less than what was committed."""
     event = END_EVENT[reason]
+    if event is Event.FINISH and request.row >= 0:
+        caching.finish(core, request, core.ready_checkpoint(request.row))
     leave(core, request)
     core.move(request, event)
     assert request.row < 0, "what ended has no row"
@@ -37,7 +40,18 @@ def end(
     group = request.group
     usage = request.output_tokens if output_tokens is None else max(0, min(output_tokens, request.output_tokens))
     request.kept = []
-    finished = Finished(group.id, request.choice, request.number, reason, detail, request.prompt_tokens, usage)
+    finished = Finished(
+        id=group.id,
+        choice=request.choice,
+        request=request.number,
+        reason=reason,
+        detail=detail,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=usage,
+        cached_tokens=request.cached_tokens,
+        matched_tokens=request.matched_tokens,
+        hit_cut=request.hit_cut,
+    )
     group.ended[request.choice] = finished
     group.live -= 1
     assert group.live >= 0, "a choice ends once"
@@ -60,6 +74,7 @@ def leave(core: CoreState, request: Request) -> int:
     if request.state in (State.WAITING, State.RETRACTED):
         core.queue.remove(request)
         return 0
+    caching.leave(core, request)
     return core.release_row(request)
 
 

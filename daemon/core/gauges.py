@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from daemon.core.memory import Memory
 from daemon.core.requests import Request, State
 from daemon.core.state import CoreState
 
@@ -33,7 +34,21 @@ def gauges(core: CoreState) -> dict[str, int]:
             numbers[f"live_units_{band.name}"] = units
         for band, units in zip(core.memory.chain.bands, core.memory.chain.free_estimate(), strict=True):
             numbers[f"free_units_{band.name}"] = units
+        numbers.update(_cache(core.memory))
     numbers.update({f"{name}_total": count for name, count in dataclasses.asdict(core.totals).items()})
+    return numbers
+
+
+def _cache(memory: Memory) -> dict[str, int]:
+    """Units of the prefix cache per band: held now, of those without a reader, and taken from it so far."""
+    cache = memory.cache
+    held = cache.held() if cache is not None else memory.none
+    reclaimable = cache.reclaimable() if cache is not None else memory.none
+    numbers: dict[str, int] = {}
+    for band, units, idle in zip(memory.chain.bands, held, reclaimable, strict=True):
+        numbers[f"cached_units_{band.name}"] = units
+        numbers[f"reclaimable_units_{band.name}"] = idle
+        numbers[f"evicted_units_{band.name}_total"] = memory.evicted[band.name]
     return numbers
 
 

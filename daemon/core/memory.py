@@ -10,9 +10,8 @@ A demand is one number of units per band, in chain order: [state][windows, longe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import numpy as np
 
@@ -20,25 +19,15 @@ from allocator.capacity import CapacityRefusal, Demand
 from allocator.checks import WARN, Checks
 from allocator.columns import Int32s
 from allocator.demand import Purpose, RequestSizes, request_demand
+from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
 from allocator.logical.chain import LogicalChain
 from allocator.ops import Flush, Op
 from daemon.core.limits import CoreConfig
+from daemon.core.tree import PrefixTree
 
 Parts = Sequence[Int32s | None]
 """Ids per band, in chain order; None where a band has none."""
-
-
-class Cache(Protocol):
-    """What holds units that nobody reads and that can be had back: the rung of the relief ladder before all others."""
-
-    def reclaimable(self) -> Demand:
-        """Units per band that `evict` can give back at once, exactly; cheap."""
-        ...
-
-    def evict(self, enough: Callable[[Demand], bool]) -> Parts:
-        """Give up units, oldest first, until `enough` of what was given up; their ids, no longer the cache's."""
-        ...
 
 
 def plus(one: Demand, other: Demand) -> Demand:
@@ -56,12 +45,18 @@ def larger(one: Demand, other: Demand) -> Demand:
     return tuple(max(a, b) for a, b in zip(one, other, strict=True))
 
 
+def smaller(one: Demand, other: Demand) -> Demand:
+    """The smaller number of units, band by band."""
+    return tuple(min(a, b) for a, b in zip(one, other, strict=True))
+
+
 class Memory:
     """Units of one epoch.
 
     `windows` are the bands of sliding windows with their tokens; `state` is the band of state slots or -1, `slots_each`
     how many a request with a row owns (0 without such a band, 2 with a checkpoint slot beside the working one), and
-    `checkpoint_interval` how far apart checkpoints lie (0: requests take none).
+    `checkpoint_interval` how far apart checkpoints lie (0: requests take none). `cache` is the prefix cache, None when
+    it is off.
     """
 
     def __init__(self, geometry: Geometry, checks: Checks, config: CoreConfig) -> None:
@@ -75,7 +70,10 @@ class Memory:
         keeps = self.state >= 0 and config.enable_prefix_caching and config.state_cache == "extra_buffer"
         self.checkpoint_interval = config.checkpoint_interval if keeps else 0
         self.slots_each = 0 if self.state < 0 else 2 if keeps else 1
-        self.cache: Cache | None = None
+        self.cache = PrefixTree(self.page_size, bands) if config.enable_prefix_caching else None
+        # A gift to the cache ends on a page: its window reaches back further than that of the row's own next token.
+        self.retires_by_page = self.cache is not None and self.state < 0
+        self.evicted = {band.name: 0 for band in bands}  # units that were taken from the cache, for metrics
         self.none: Demand = (0,) * len(bands)
         self._chunk_tokens = max(1, min(config.chunked_prefill_size, config.max_batched_tokens))
         self._per_page = self.demand(1)
@@ -142,11 +140,21 @@ class Memory:
         """
         self.settle()
         if self.cache is not None and self.chain.refusal(demand) is not None:
-            self.give_back(self.cache.evict(lambda freed: self.chain.fits(demand, freed)))
-            self.settle()
+            self._evict(self.cache, demand)
         taken = self.chain.take(demand)
         self._ops.append(taken.op)
         return taken.ids
+
+    def take_slot(self) -> int | None:
+        """One more state slot, if need be that of the least recently used state in the cache; None: no room."""
+        self.settle()
+        one = self.demand(0, 1)
+        if self.cache is not None and self.chain.refusal(one) is not None:
+            states = self.cache.reclaimable()[self.state]
+            if not self.chain.fits(one, self.demand(0, states)):
+                return None
+            self._evict(self.cache, one, self.state)
+        return int(self.take(one)[self.state][0])
 
     def give_back(self, parts: Parts) -> None:
         """Units that their owner holds no longer; one `Free` carries all that come back before the next question."""
@@ -155,6 +163,16 @@ class Memory:
                 assert ids.min() > 0, "the sink and the padding slot are nobody's"
                 returned.append(ids)
                 self._owed = True
+
+    def copy_state(self, sources: Int32s, targets: Int32s) -> None:
+        """Copy states between slots, pair by pair; targets ascend."""
+        self.settle()
+        self._ops.append(self.chain.copy_state(sources, targets))
+
+    def rebind(self, band: int, sources: Int32s, targets: Int32s) -> None:
+        """Give the window units of pages `sources` (ascending) to the pages `targets`, pair by pair."""
+        self.settle()
+        self._ops.append(self.chain.rebind(band, sources, targets))
 
     def flush(self, moves_max: int) -> None:
         """Ask every physical chain for an opportunistic flush in the step being formed."""
@@ -176,12 +194,26 @@ class Memory:
         self.settle()
         return self.chain.live_units()
 
+    def cached_units(self) -> int:
+        """Units of all bands that the cache holds."""
+        return sum(self.cache.held()) if self.cache is not None else 0
+
     def check_idle(self) -> None:
-        """With nothing live: a recount, and nothing is held; raises InvariantBroken. Not at invariant level 0."""
+        """With nothing live: a recount, and nothing is held but by the cache, which nobody reads.
+
+        Raises InvariantBroken. Not at invariant level 0.
+        """
         self.settle()
-        if self.chain.checks.level >= WARN:
-            self.chain.check()
+        if self.chain.checks.level < WARN:
+            return
+        self.chain.check()
+        if self.cache is None or not any(self.cache.held()):
             self.chain.check_idle()
+            return
+        self.cache.check([])
+        live, held = self.chain.live_units(), self.cache.held()
+        if live != held:
+            raise InvariantBroken("core.leak_at_idle", f"{live} units are live, the cache holds {held}")
 
     def settle(self) -> None:
         """Tell the chain what was given back; every input ends with it, so that no later look can change the ops."""
@@ -192,11 +224,19 @@ class Memory:
         self._owed = False
         self._ops.append(self.chain.free(parts))
 
+    def _evict(self, cache: PrefixTree, demand: Demand, only: int | None = None) -> None:
+        freed = cache.evict(lambda units: self.chain.fits(demand, units), only)
+        for band, ids in zip(self.chain.bands, freed, strict=True):
+            self.evicted[band.name] += len(ids)
+        self.give_back(freed)
+        self.settle()
+
     def _price(self, tokens: int, purpose: Purpose) -> Demand:
         sizes = RequestSizes(
             prompt_tokens=tokens,
             output_tokens=0,
             chunk_tokens=self._chunk_tokens,
+            lag_tokens=self.page_size - 1 if self.retires_by_page else 0,
             checkpoint_interval=self.checkpoint_interval,
         )
         return request_demand(self.chain.bands, self.page_size, sizes, purpose)

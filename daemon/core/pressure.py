@@ -15,6 +15,7 @@ import numpy as np
 
 from allocator.capacity import CapacityRefusal
 from daemon.core.admission import SHARE_ONE_PPM, Chunk, StepPlan, shortage
+from daemon.core.checkpoints import cut
 from daemon.core.endings import end, leave
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import EndReason, Verdict
@@ -55,11 +56,12 @@ def plan_resident(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) ->
     start, held = request.scheduled_tokens, int(core.rows.pages[request.row])
     wanted = min(request.target_tokens - start, core.config.chunked_prefill_size, plan.budget_tokens)
     assert wanted > 0, "a resident request has prompt tokens left"
-    count = wanted
+    count = wanted = cut(memory.checkpoint_interval, start, wanted, request.target_tokens)
     refusal = memory.refusal(memory.demand(plan.pages + memory.pages_of(start + count) - held))
     if refusal is not None:
         room = memory.room_pages(memory.demand(plan.pages))
         count = min(wanted, (held + room) * memory.page_size - start)
+        count = cut(memory.checkpoint_interval, start, max(count, 0), request.target_tokens)
     if count <= 0:
         assert refusal is not None, "only a shortage leaves no tokens"
         _park_chunk(core, request, len(plan.batch), refusal, now_ns, out)

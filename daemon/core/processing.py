@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from allocator.columns import Int64s, i64
 from allocator.errors import InvariantBroken
+from daemon.core import caching
+from daemon.core.checkpoints import give_ready
 from daemon.core.endings import end
 from daemon.core.inputs import Reported
 from daemon.core.outputs import Outputs, TokenColumns
@@ -43,6 +45,8 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
             core.totals.surplus_tokens += int(np.count_nonzero(~valid))
             final = _surviving(final, valid)
             rows, requests, frontends, tokens = rows[valid], requests[valid], frontends[valid], tokens[valid]
+    if flight.chunks:
+        _enter_chunks(core, flight)
     logprobs = _logprobs(core, item.logprobs) if item.logprobs else []
     if len(rows):
         core.rows.commit(rows, tokens)
@@ -53,6 +57,24 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
     for row, generation in flight.scored:
         if core.rows.generation[row] == generation:
             end(core, _owner(core, row), EndReason.LENGTH, "the prompt was scored", item.now_ns, out)
+    if core.keeps:
+        give_ready(core)
+
+
+def _enter_chunks(core: CoreState, flight: Flight) -> None:
+    """Prefill chunks were computed: without recurrent state their whole pages go to the cache."""
+    memory, rows = core.memory, core.rows
+    assert memory is not None, "only an epoch has steps"
+    for row, generation in flight.hits:
+        if rows.generation[row] == generation:
+            caching.copied(core, _owner(core, row))
+    for row, generation, end_tokens in flight.chunks:
+        if rows.generation[row] != generation:
+            continue
+        request = _owner(core, row)
+        request.processed_tokens = end_tokens
+        if memory.state < 0:
+            caching.give(core, request, caching.sequence_of(core, request, end_tokens), 0)
 
 
 def _next_flight(core: CoreState, item: Reported) -> Flight:

@@ -21,6 +21,7 @@ from allocator.capacity import Demand
 from allocator.columns import Int64s
 from allocator.errors import InvariantBroken
 from daemon.core.reasons import EndReason
+from daemon.core.tree_nodes import Lock
 from ipc.messages import Accepted, Finished, Sampling
 
 
@@ -96,8 +97,8 @@ def step_life(state: State, event: Event) -> State:
 class Group:
     """One accepted `Generate`: its choices share the prompt and the client's id.
 
-    `prompt` and `stop_ids` (int64) are dropped when the last choice has ended; `ended` holds the terminal message of
-    each choice until the front end acknowledges the id.
+    Cached prefixes are shared within its `namespace`. `prompt` and `stop_ids` (int64) are dropped when the last choice
+    has ended; `ended` holds the terminal message of each choice until the front end acknowledges the id.
     """
 
     frontend: int
@@ -108,6 +109,7 @@ class Group:
     stop_ids: Int64s
     sampling: Sampling
     live: int
+    namespace: str = ""
     ended: dict[int, Finished] = field(default_factory=dict)
 
 
@@ -139,6 +141,16 @@ class Request:
     sequence: Int64s | None = None
     target_tokens: int = 0  # prompt tokens plus kept output: what prefill must cover in this generation
     scheduled_tokens: int = 0  # of those, how many are scheduled
+    processed_tokens: int = 0  # of those, how many a processed forward wrote
+    lock: Lock | None = None  # what it holds of the prefix cache, while it has a row and there is a cache
+    cached_tokens: int = 0  # how many were not computed when it was first admitted
+    matched_tokens: int = 0  # how far full-attention pages alone matched then
+    hit_cut: str = ""  # what ended that hit
     retractions: int = 0
     prompt_logprobs_next: int = 1  # first prompt position whose log probability was not delivered yet
     last_wait: str = ""
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Prompt and kept output of a request that has no row: what its prefill will cover."""
+        return self.prompt_tokens + self.output_tokens

@@ -6,6 +6,9 @@ of positions [s - W + 1, s) for the next position s to be launched, by whole pag
 from c - W + 1 on; what a row gave back it never owns again.
 
     page k of a row is retired when (k + 1) x page size <= min(s, floor) - W + 1
+
+Where a row's pages may go to the cache at any page's end, s is first rounded down to a page: a start from there reads
+one page more than the row's own next token.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from allocator.columns import Int32s
+from daemon.core import caching
 from daemon.core.rows import Rows, RowTable
 from daemon.core.state import CoreState
 
@@ -36,6 +40,8 @@ def _retire_rows(core: CoreState, due: Rows) -> None:
     memory, rows = core.memory, core.rows
     assert memory is not None, "only an epoch has rows"
     reach = np.minimum(rows.scheduled[due], rows.floor[due])
+    if memory.retires_by_page:
+        reach -= reach % rows.page_size
     parts: list[Int32s | None] = [None] * len(memory.none)
     for at, (band, tokens) in enumerate(memory.windows):
         before = rows.window_first[due, at]
@@ -43,8 +49,13 @@ def _retire_rows(core: CoreState, due: Rows) -> None:
         assert (after <= rows.pages[due]).all(), "a window ends where the pages do"
         parts[band] = _entries(rows, due, np.maximum(before, rows.shared[due]), after)
         rows.window_first[due, at] = after
+        if memory.cache is not None:
+            for row in due[before < rows.shared[due]].tolist():
+                caching.advance(core, row, band, int(rows.window_first[row, at]))
     tails = rows.window_first[due] * rows.page_size + np.array(rows.windows, np.int32)
     rows.retire_at[due] = tails.min(axis=1) + (rows.page_size - 1)
+    if memory.retires_by_page:
+        rows.retire_at[due] += -rows.retire_at[due] % rows.page_size
     memory.give_back(parts)
 
 

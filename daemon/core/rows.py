@@ -31,6 +31,7 @@ from daemon.core.requests import Request
 from ipc.messages import SAMPLE
 
 NO_FLOOR = 2**31 - 1  # `floor` of a row that holds no window back
+NO_GRID = 2**31 - 1  # `grid_at` of a row whose states are not kept
 TAIL_TOKENS = 128  # output tokens a row keeps in columns before they move to its request; a power of two
 
 Rows = NDArray[np.intp]
@@ -80,7 +81,9 @@ class RowTable:
         self.window_first = np.zeros((capacity, len(windows)), np.int32)  # per window, first page whose unit it needs
         self.retire_at = np.zeros(capacity, np.int32)  # the next launched position at which a window unit falls out
         self.floor = np.full(capacity, NO_FLOOR, np.int32)  # windows are kept as if the next position were this
-        self.slots = np.zeros((capacity, slots_each), np.int32)  # working slot, then checkpoint slot
+        self.slots = np.zeros((capacity, slots_each), np.int32)  # working slot, then checkpoint slot; 0: given away
+        self.grid_at = np.full(capacity, NO_GRID, np.int32)  # the next position at which its state is to be kept
+        self.kept_at = np.zeros(capacity, np.int32)  # tokens that the state in its checkpoint slot consumed; 0: none
         self.left = np.zeros(capacity, np.int32)  # output tokens not launched yet
         self.output = np.zeros(capacity, np.int32)  # output tokens committed
         self.table = np.zeros((capacity, 16), np.int32)
@@ -111,6 +114,8 @@ class RowTable:
         self.window_first[row] = 0
         self.retire_at[row] = self.page_size - 1 + min(self.windows, default=0)
         self.floor[row] = NO_FLOOR
+        self.grid_at[row] = NO_GRID
+        self.kept_at[row] = 0
         self.slots[row] = slots
         self.output[row] = request.output_tokens
         self.left[row] = request.max_output - request.output_tokens
@@ -121,16 +126,21 @@ class RowTable:
     def held(self, row: int) -> list[Int32s]:
         """The ids of what a row owns, per band in chain order; copies."""
         table, shared = self.table[row, : self.pages[row]], int(self.shared[row])
-        slots = [self.slots[row].copy()] if self.slots_each else []
+        slots = [self.slots[row][self.slots[row] > 0]] if self.slots_each else []
         windows = [table[max(shared, first) :].copy() for first in self.window_first[row].tolist()]
         return [*slots, *windows, table[shared:].copy()]
 
-    def held_units(self, row: int) -> Demand:
-        """How many units a row owns, per band in chain order."""
-        pages, shared = int(self.pages[row]), int(self.shared[row])
+    def named_units(self, row: int) -> Demand:
+        """Units that a row's table names, whoever owns them, and its slots, per band in chain order."""
+        pages = int(self.pages[row])
         slots = [self.slots_each] if self.slots_each else []
-        windows = [pages - max(shared, first) for first in self.window_first[row].tolist()]
-        return (*slots, *windows, pages - shared)
+        return (*slots, *(pages - first for first in self.window_first[row].tolist()), pages)
+
+    def all_named_units(self) -> Demand:
+        """The same of all rows together; a unit counts once per row that names it."""
+        pages = int(self.pages.sum())
+        slots = [self.slots_each * self.used_count] if self.slots_each else []
+        return (*slots, *(pages - first for first in self.window_first.sum(axis=0).tolist()), pages)
 
     def release(self, request: Request) -> list[Int32s]:
         """Take the row back; what it owned is returned per band, and `request.kept` holds all its output again."""
@@ -143,7 +153,8 @@ class RowTable:
             request.kept.append(newest.tobytes())
         held = self.held(row)
         self.owners[row] = None
-        self.request[row] = 0
+        self.request[row] = self.pages[row] = self.shared[row] = 0
+        self.window_first[row] = 0
         self.generation[row] += 1
         self.releases += 1
         if self.decoding[row]:

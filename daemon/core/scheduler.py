@@ -15,7 +15,7 @@ from typing import Any
 
 from allocator.checks import Checks
 from allocator.errors import InvariantBroken
-from daemon.core import gauges, inputs
+from daemon.core import caching, gauges, inputs
 from daemon.core.arrival import arrive
 from daemon.core.batching import bare_step, form
 from daemon.core.digest import state_digest
@@ -139,13 +139,26 @@ class SchedulerCore:
     # --- the daemon's own orders ----------------------------------------------------------------------------------
 
     def _controlled(self, item: inputs.Controlled, out: Outputs) -> None:
+        if item.order == "flush_cache":
+            self._flush_cache(item.now_ns, out)
+            return
         if item.order not in ("drain", "stop", "drain_expired"):
-            raise InvariantBroken("core.order", f"{item.order!r} is none of drain, stop, drain_expired")
+            raise InvariantBroken("core.order", f"{item.order!r} is none of drain, stop, drain_expired, flush_cache")
         self._state.draining = True
         out.decisions.append(Decided(item.now_ns, Verdict.DRAINING, 0, item.order, {"live": self._state.live}))
         if item.order != "drain":
             detail = "the drain timeout passed" if item.order == "drain_expired" else "the daemon was told to stop"
             end_all(self._state, EndReason.DRAINED, detail, item.now_ns, out)
+
+    def _flush_cache(self, now_ns: int, out: Outputs) -> None:
+        """Everything in the prefix cache that no request reads goes back to the arena."""
+        core, numbers = self._state, dict[str, int]()
+        core.totals.cache_flushes += 1
+        if core.memory is not None:
+            freed, kept = caching.flush(core)
+            for band, gone, left in zip(core.memory.chain.bands, freed, kept, strict=True):
+                numbers |= {f"freed_units_{band.name}": gone, f"kept_units_{band.name}": left}
+        out.decisions.append(Decided(now_ns, Verdict.FLUSHED, 0, "cache", numbers))
 
     def _journal_degraded(self, item: inputs.JournalDegraded, out: Outputs) -> None:
         self._state.degraded = "" if item.durable else (item.what or "unknown cause")
@@ -210,7 +223,9 @@ class SchedulerCore:
         core = self._state
         core.check_empty()
         core.busy = False
-        numbers = {"live_units": sum(core.memory.live_units()) if core.memory else 0, "rows": core.rows.used_count}
+        numbers = {"live_units": 0, "cached_units": 0, "rows": core.rows.used_count}
+        if core.memory is not None:
+            numbers |= {"live_units": sum(core.memory.live_units()), "cached_units": core.memory.cached_units()}
         out.decisions.append(Decided(now_ns, Verdict.IDLE, 0, "", numbers))
 
     def _expire(self, now_ns: int, out: Outputs) -> None:

@@ -49,6 +49,11 @@ class Totals:
     retractions: int = 0
     retracted_tokens: int = 0
     parks: int = 0
+    cached_tokens: int = 0
+    checkpoints_kept: int = 0
+    checkpoints_given: int = 0
+    checkpoints_skipped: int = 0
+    cache_flushes: int = 0
     stalls: int = 0
     steps: int = 0
     forwards: int = 0
@@ -59,8 +64,9 @@ class Flight:
     """A step that was sent and not reported. All columns list its sampled rows, in the order of the forward.
 
     `final` are positions in those columns whose token is the last one by length; `scored` are rows and generations that
-    end with this step without sampling. `releases` is the row table's count at launch: equal later means that nothing
-    is stale.
+    end with this step without sampling. `chunks` are row, generation and end of each prefill chunk, `hits` the rows and
+    generations whose state this step copies from the cache. `releases` is the row table's count at launch: equal later
+    means that nothing is stale.
     """
 
     seq: int
@@ -74,6 +80,19 @@ class Flight:
     generations_column: bytes = b""
     final: Rows = field(default_factory=lambda: NOBODY)
     scored: tuple[tuple[int, int], ...] = ()
+    chunks: tuple[tuple[int, int, int], ...] = ()
+    hits: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Keep:
+    """A kept state that waits to be given: whose, how many tokens it consumed, the forward that ended there."""
+
+    row: int
+    generation: int
+    position: int
+    seq: int
+    refused: bool = False
 
 
 class CoreState:
@@ -114,6 +133,8 @@ class CoreState:
         self.rows = RowTable(self.running_max, self.config.page_size)
         self.resident: Request | None = None
         self.parked_rows: list[Request] = []
+        self.keeps: deque[Keep] = deque()  # kept states that wait to be given, in the order of their forwards
+        self.changed: dict[int, list[int]] = {}  # by row, the page-table entries that the ranks must hear of again
         self.steady: Demand = ()  # sum of `steady` over requests that have a row
         self.share_ppm = 1_000_000 if self.config.reserve == "full" else SHARE_START_PPM
         self.throttled_steps = 0
@@ -215,8 +236,16 @@ class CoreState:
         if request in self.parked_rows:
             self.parked_rows.remove(request)
         request.sequence = None
-        request.target_tokens = request.scheduled_tokens = 0
+        request.target_tokens = request.scheduled_tokens = request.processed_tokens = 0
         return len(held[-1])
+
+    def ready_checkpoint(self, row: int) -> int:
+        """How many tokens the row's kept state consumed, when it may be given to the cache now; 0: there is none."""
+        position = int(self.rows.kept_at[row])
+        for kept in self.keeps if position else ():
+            if (kept.row, kept.generation, kept.position) == (row, int(self.rows.generation[row]), position):
+                return position if kept.seq <= self.processed_through else 0
+        return 0
 
     def due_ns(self) -> int | None:
         """The next deadline of a live request, or None."""
@@ -236,7 +265,8 @@ class CoreState:
             "promised_units": sum(self.steady),
             "resident": int(self.resident is not None),
             "stop_ids": int(np.count_nonzero(self.stop_uses)),
-            "units": sum(self.memory.live_units()) if self.memory is not None else 0,
+            "changed": len(self.changed),
+            "units": sum(self.memory.live_units()) - self.memory.cached_units() if self.memory is not None else 0,
         }
         leaked = {name: count for name, count in left.items() if count}
         if leaked:

@@ -175,9 +175,10 @@ class RankDouble:
         )
         for row, index, page in entries:
             assert row in generations, "entries belong to rows of the forward"
-            assert index == len(self.rows[row].table), "entries are appended"
+            table = self.rows[row].table
+            assert index <= len(table), "entries are appended, or replace others"
             assert page in self.live[-1], "a table names a live page"
-            self.rows[row].table.append(page)
+            table[index : index + 1] = [page]
 
     def _slots(self, forward: Forward, rows: list[int]) -> list[int]:
         """The working slot of each row, 0 for a model without state."""

@@ -1,4 +1,7 @@
-"""Scenes of pressure: small worlds that are certain to reach a rung of the relief ladder, by inputs alone."""
+"""Scenes of pressure: small worlds that are certain to reach a rung of the relief ladder, by inputs alone.
+
+There is no prefix cache in them: what it shares between requests and takes back would move the scenes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def crowd(pages: int, chunk: int, prompt: int, head_start: int, sampling: Sampli
     config = CoreConfig(
         page_size=1, max_running_requests=9, max_batched_tokens=64, chunked_prefill_size=chunk, overlap=False
     )
-    world = World(config, pages=pages)
+    world = World(config, pages=pages, caching=False)
     for k in range(8):
         world.send(f"s{k}", 1, 13, sampling=sampling)
     for _ in range(head_start):
@@ -45,7 +48,7 @@ def chunk_retracted() -> World:
 def last_row_parks() -> World:
     """One request decodes and finds no page: all others wait for the result of their last token."""
     config = CoreConfig(page_size=1, max_running_requests=2, max_batched_tokens=64, chunked_prefill_size=64)
-    world = World(config, pages=16)
+    world = World(config, pages=16, caching=False)
     world.send("a", 4, 13)
     world.send("b", 4, 5)
     return world

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.requests import Request, State
-from daemon.core.state import CoreState
+from daemon.core.state import CoreState, Keep
+from daemon.core.tree import PrefixTree
+from daemon.core.tree_nodes import Lock
 from ipc.messages import Generate, Sampling
 from tests.core.world import World
 
@@ -134,6 +137,9 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "parked_rows": [some],
         "resident": None,
         "kept": [b"\0" * 8],
+        "keeps": deque([Keep(0, 1, 4, 1)]),
+        "changed": {0: [1]},
+        "lock": Lock("", PrefixTree(4, core.memory.chain.bands)._root(""), 0, 0, [0]) if core.memory else None,
         "ended": {0: next(iter(next(iter(core.ended_groups.values())).ended.values()))},
     }
     if name in contents and not isinstance(value, np.ndarray):

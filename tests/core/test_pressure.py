@@ -25,7 +25,7 @@ SCENES = [parked_and_shrunk, chunk_retracted, chunk_retracted_while_parked, last
 def overcommitted(priorities: tuple[int, int, int] = (0, 0, 0), **changes: object) -> World:
     """Three requests whose outputs cannot all be held; the estimate lets them in. The older, the shorter."""
     config: dict[str, object] = {"page_size": 1, "max_running_requests": 3, "max_batched_tokens": 64} | changes
-    world = World(CoreConfig(**config), pages=60)  # type: ignore[arg-type]
+    world = World(CoreConfig(**config), pages=60, caching=False)  # type: ignore[arg-type]
     for k, priority in enumerate(priorities):
         world.send(f"r{k}", 8 + k, 20, priority=priority)
     return world

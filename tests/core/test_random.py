@@ -16,6 +16,7 @@ from tests.core.workload import FAMILIES, Workload
 from tests.core.world import World
 
 SEEDS_EACH = 40
+FAMILY_OF = sorted(FAMILIES)
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -29,22 +30,27 @@ def test_random_workloads_keep_every_promise(block: int, pressed: bool) -> None:
             raise AssertionError(f"seed {seed}, pressed {pressed}") from failure
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"full"}))
-@pytest.mark.parametrize("pressed", [False, True])
-def test_random_workloads_of_every_family_of_models(family: str, pressed: bool) -> None:
-    """The same with windows and state: units of all bands are conserved, each row reads only what its tokens wrote."""
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("caching", [False, True])
+def test_random_workloads_of_every_family_of_models(family: str, caching: bool) -> None:
+    """The same with windows, state and a cache: units of all bands are conserved, rows read what their tokens wrote."""
+    cached = checkpoints = 0
     for seed in range(SEEDS_EACH):
         try:
-            Workload(seed, pressed=pressed, family=family).run(100)
+            world = Workload(seed, pressed=seed % 3 == 0, family=family, caching=caching).run(100)
         except AssertionError as failure:
-            raise AssertionError(f"family {family}, seed {seed}, pressed {pressed}") from failure
+            raise AssertionError(f"family {family}, seed {seed}, caching {caching}") from failure
+        cached += world.core.gauges()["cached_tokens_total"]
+        checkpoints += world.core.gauges()["checkpoints_given_total"]
+    assert (cached > 0) == caching
+    assert (checkpoints > 0) == (caching and FAMILIES[family].state)
 
 
 @pytest.mark.parametrize("end", ["stop", "drain", "epoch"])
 def test_random_workloads_end_cleanly_when_told_to(end: str) -> None:
     """A stop, a drain that expires and the end of an epoch in the middle of anything leave nothing behind."""
     for seed in range(40):
-        workload = Workload(seed, pressed=bool(seed % 2), family=sorted(FAMILIES)[seed % len(FAMILIES)])
+        workload = Workload(seed, pressed=bool(seed % 2), family=FAMILY_OF[seed % len(FAMILIES)], caching=seed % 4 < 2)
         for _ in range(60):
             workload.act()
         world = workload.world
@@ -80,7 +86,7 @@ def replay(world: World) -> None:
 def test_recorded_inputs_replay_byte_for_byte() -> None:
     """A core is a function of its inputs, also in mid-flight, also after they went through the journal's encoding."""
     for seed in range(30):
-        workload = Workload(seed, pressed=bool(seed % 2), family=sorted(FAMILIES)[seed % len(FAMILIES)])
+        workload = Workload(seed, pressed=bool(seed % 2), family=FAMILY_OF[seed % len(FAMILIES)], caching=seed % 4 < 2)
         for _ in range(100):
             workload.act()
         replay(workload.world)

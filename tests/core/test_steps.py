@@ -269,7 +269,7 @@ def test_flush_goes_with_the_next_step_and_needs_no_forward(overlap: bool) -> No
 
 def test_idle_is_told_once_and_returns_the_last_pages() -> None:
     """On becoming idle one step without forward carries the last frees and the newest progress."""
-    world = World(SMALL)
+    world = World(SMALL, caching=False)
     world.send("r", 6, 3)
     world.run()
     last = world.steps[-1]

@@ -50,15 +50,17 @@ def random_config(rng: random.Random) -> CoreConfig:
 class Workload:
     """One seed: a world and the actions on it."""
 
-    def __init__(self, seed: int, *, pressed: bool = False, family: str = "full") -> None:
+    def __init__(self, seed: int, *, pressed: bool = False, family: str = "full", caching: bool = False) -> None:
         self.rng = random.Random(seed)
+        # With a cache prompts share beginnings: each is the start of one of a few long ones, and an own end.
+        self.stems = [[self.rng.randrange(97) for _ in range(100)] for _ in range(3)] if caching else []
         self.pressed = pressed
         config = random_config(self.rng)
         if pressed:
             config = msgspec.structs.replace(config, max_running_requests=7, reserve="estimate", max_batched_tokens=64)
         tokens = 60 if pressed else self.rng.choice([40, 90, 400])
         pages = max(2, tokens // config.page_size) * (1 if family == "full" else 2)
-        self.world = World(config, pages=pages, model=facts(97, 128), shape=FAMILIES[family])
+        self.world = World(config, pages=pages, model=facts(97, 128), shape=FAMILIES[family], caching=caching)
         self.weights = {action: self.rng.choice([0, 1, 1, 2]) for action in ACTIONS}
         self.weights |= {"arrive": self.rng.choice([1, 3, 6]), "tick": 12, "report": self.rng.choice([6, 10, 14])}
         if pressed:
@@ -111,7 +113,7 @@ class Workload:
         scoring = sampling.prompt_logprobs >= 0 and rng.random() < 0.3
         generate = Generate(
             id=f"{frontend[0]}{len(self.sent)}",
-            prompt=pack_i64([rng.randrange(97) for _ in range(rng.choice(lengths))]),
+            prompt=pack_i64(self._prompt(rng.choice(lengths))),
             sampling=sampling,
             max_tokens=0 if scoring else rng.choice([30, 40] if self.pressed else [1, 2, 8, 40, None]),
             min_tokens=rng.choice([0, 0, 1]) if not scoring else 0,
@@ -123,6 +125,11 @@ class Workload:
         )
         self.sent.append(generate)
         self.world.arrive(generate, frontend, seed=rng.randint(0, 2**63 - 1))
+
+    def _prompt(self, tokens: int) -> list[int]:
+        own = self.rng.choice([tokens, 1, 5]) if self.stems else tokens
+        stem = self.rng.choice(self.stems)[: max(0, tokens - own)] if self.stems else []
+        return stem + [self.rng.randrange(97) for _ in range(tokens - len(stem))]
 
     def run(self, actions: int) -> World:
         """Random actions, then rest."""

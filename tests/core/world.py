@@ -74,8 +74,11 @@ class World:
         model: ModelFacts | None = None,
         begin: bool = True,
         shape: Shape = FULL_ONLY,
+        caching: bool | None = None,
     ) -> None:
         self.config = config or CoreConfig(page_size=4, max_running_requests=4, max_batched_tokens=32)
+        if caching is not None:
+            self.config = msgspec.structs.replace(self.config, enable_prefix_caching=caching)
         self.core = SchedulerCore(self.config, Checks(STRICT))
         self.pages, self.shape, self.facts = pages, shape, model or facts()
         self.now_ns = 1_000_000_000
@@ -251,6 +254,13 @@ class World:
         assert self.core.gauges()["live"] == 0
         assert self.core.gauges()["in_flight"] == 0
         assert self.rank is not None
+        memory = self.core._state.memory
+        assert memory is not None
+        if memory.cache is not None:
+            memory.cache.check([])
+            assert memory.cache.held() == tuple(len(ids) for ids in self.rank.live), "only the cache holds units"
+            self.feed(inputs.Controlled(self.now_ns, "flush_cache"))
+            self.run()
         assert not any(self.rank.live), "every unit came back"
         self.rank.mirror.check_idle()
         ended = [decision.request for decision in self.verdicts("ended")]
