@@ -84,8 +84,13 @@ def _window(config: Any, index: int) -> Window:
 
 
 def _attention(config: Any, dtype_name: str, tp: int) -> MHA:
-    heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    heads = int(getattr(config, "num_attention_heads", None) or 0)
+    if not heads:
+        raise UnsupportedModel(
+            f"{config.model_type}: the config names no num_attention_heads; what it stores is unknown"
+        )
+    # `multi_query` is how GPT-BigCode says one K/V head.
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or (1 if getattr(config, "multi_query", 0) else heads))
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     _, kv_local = split_heads(config.model_type, "attention heads", heads, kv_heads, tp)
     return MHA(kv_local, dim, int(getattr(config, "v_head_dim", None) or dim), dtype_name)

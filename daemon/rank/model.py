@@ -48,7 +48,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -57,11 +57,14 @@ def _attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The function given to `transformers`: query [1, heads, T, d], key and value [1, kv_heads, T, d] after rope."""
-    assert paged is not None, "the ragged forward passes its attention"
-    assert mask is None, "causality is the paged attention's"
-    for name in UNKNOWN_OPTIONS:
-        if options.get(name) is not None:
-            raise UnsupportedModel(f"layer {module.layer_idx} asks for {name} in attention, which is not supported yet")
+    name = type(module).__name__
+    if paged is None:
+        raise UnsupportedModel(f"{name} is not handed the ragged batch that the forward passes down")
+    if attention_mask is not None:
+        raise UnsupportedModel(f"{name} masks keys by rules of its own, which paged attention does not know")
+    for option in UNKNOWN_OPTIONS:
+        if options.get(option) is not None:
+            raise UnsupportedModel(f"{name} asks for {option} in attention, which is not supported yet")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = paged.run(
         int(module.layer_idx),  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any
 from daemon.rank.declare import STATE_RULES, declare, layer_types
 from daemon.rank.errors import UnsupportedModel
 
-# Families whose config looks as if they would run, by `model_type`.
+# Families whose config looks as if they would run, by `model_type`; all were found by running their code.
 REFUSED_FAMILIES = {
     "jamba": "its mixer computes other states when a prompt is prefilled in chunks",
     "recurrent_gemma": "it keeps its recurrent state inside its modules, where no request's memory can hold it",
@@ -21,6 +21,11 @@ REFUSED_FAMILIES = {
     "zaya": "its compressed convolutional attention, with states beside K/V, is not implemented",
     "kimi_linear": "its delta attention with a gate per channel, beside latent (MLA) attention, is not implemented",
     "inkling2": "its layers with several recurrent states each are not implemented",
+    "diffllama": "its layers attend twice with one set of keys and two of values",
+    "hrm_text": "it runs its layers several times for a token, each time with K/V of their own",
+    "dory": "it runs its layers in loops that share K/V",
+    "doge": "its attention hides keys by what they hold",
+    "nemotron": "its layers do not hand down to their attention what a ragged batch passes",
 }
 # Layer kinds that are refused with more than their name.
 MISSING_BY_LAYER_TYPE = {
@@ -50,12 +55,15 @@ def check_supported(config: Any, max_model_len: int = 0) -> None:
         raise UnsupportedModel(f"{name}: encoder-decoder models are not supported; only decoders are")
     if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
         raise UnsupportedModel(f"{name}: image and audio inputs are not supported; only text decoders are")
+    if not hasattr(config, "num_hidden_layers"):
+        raise UnsupportedModel(f"{name}: the config names no num_hidden_layers; only plain text decoders are supported")
     for index, kind in enumerate(layer_types(config)):
         if kind in MISSING_BY_LAYER_TYPE:
             raise UnsupportedModel(f"{name}: layer {index} is {kind}; {MISSING_BY_LAYER_TYPE[kind]} is not supported")
     for field, missing in MISSING_BY_FIELD.items():
-        if getattr(config, field, None):
-            raise UnsupportedModel(f"{name}: {field}={getattr(config, field)!r}; {missing} is not supported yet")
+        value = next((value for layer in config.per_layer_config if (value := getattr(layer, field, None))), None)
+        if value:
+            raise UnsupportedModel(f"{name}: {field}={value!r}; {missing} is not supported yet")
     _check_rope(config, max_model_len)
     declare(config, "float32", 0)
     _check_class(config)
@@ -79,8 +87,12 @@ def _check_rope(config: Any, max_model_len: int) -> None:
 
 def _check_class(config: Any) -> None:
     """The model class must exist and let its attention be replaced."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING:
+        raise UnsupportedModel(
+            f"{config.model_type} is an encoder, whose tokens attend to later ones; only decoders are supported"
+        )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{config.model_type}: transformers has no causal language model for it")
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

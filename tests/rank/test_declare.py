@@ -183,19 +183,27 @@ FAMILY_CLASSES = {
     "zaya": "ZayaConfig",
     "kimi_linear": "KimiLinearConfig",
     "inkling2": "Inkling2Config",
+    "diffllama": "DiffLlamaConfig",
+    "hrm_text": "HrmTextConfig",
+    "dory": "DoryConfig",
+    "doge": "DogeConfig",
+    "nemotron": "NemotronConfig",
 }
 
 
 @pytest.mark.parametrize("family", REFUSED_FAMILIES)
 def test_families_that_are_not_right_are_refused_by_name(family: str) -> None:
     """With the reason of the table."""
+    assert refused(FAMILY_CLASSES[family]) == f"{family} is not supported: {REFUSED_FAMILIES[family]}"
+
+
+def test_one_head_for_all_queries() -> None:
+    """GPT-BigCode names its one K/V head by a switch."""
+    quiet_transformers()
     import transformers
 
-    class_name = FAMILY_CLASSES[family]
-    if not hasattr(transformers, class_name):
-        pytest.skip(f"transformers has no {class_name}")
-    text = refused(class_name)
-    assert text == f"{family} is not supported: {REFUSED_FAMILIES[family]}"
+    config = transformers.GPTBigCodeConfig(n_layer=2, n_head=6, n_embd=48, vocab_size=211, n_inner=80, n_positions=64)
+    check_declared(declare(config, "bfloat16", 0), kept_by_transformers(config))
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
@@ -213,6 +221,10 @@ FEATURES: list[tuple[str, dict[str, object], str]] = [
     ("Gemma3TextConfig", {"rope_parameters": {"full_attention": DYNAMIC}}, "set --max-model-len to at most 64"),
     ("MiniMaxConfig", {}, "the recurrent state of this family is not implemented"),
     ("DeepseekV3Config", {}, "latent (MLA) attention"),
+    ("BertConfig", {}, "bert is an encoder, whose tokens attend to later ones"),
+    ("FuyuConfig", {}, "fuyu: the config names no num_hidden_layers"),
+    ("RwkvConfig", {}, "rwkv: the config names no num_attention_heads"),
+    ("Dots3NoteTextConfig", {}, "latent (MLA) attention"),
     ("Lfm2Config", {"layer_types": ["conv"], "num_hidden_layers": 1, "conv_L_cache": 1}, "a convolution of width 1"),
 ]
 
