@@ -32,15 +32,19 @@ class Chunks(NamedTuple):
     """Rows with several tokens, the longest first.
 
     `tokens` int64[s]: the places of their tokens in the batch, row after row; `rows` int64[s]: each token's row;
-    `slots` int64[m]; `fresh` bool[m] or None; `ends` int64[m]: tokens up to the end of each row; `places` int64[n, L]
-    and `inside` bool[n, L]: the blocks; `steps`: for every step the int64 numbers of its blocks.
+    `slots` int64[m]; `fresh` bool[m] or None; `begins`, `sizes` int64[m]: the place of each row's first token and how
+    many it has, at most `longest`; `ends` int64[m]: tokens up to the end of each row; `places` int64[n, L] and `inside`
+    bool[n, L]: the blocks; `steps`: for every step the int64 numbers of its blocks.
     """
 
     tokens: Tensor
     rows: Tensor
     slots: Tensor
     fresh: Tensor | None
+    begins: Tensor
+    sizes: Tensor
     ends: Tensor
+    longest: int
     places: Tensor
     inside: Tensor
     steps: list[Tensor]
@@ -97,7 +101,10 @@ def _chunks(starts: Tensor, counts: Tensor, places: Tensor, slots: Tensor, devic
         rows.to(device),
         slots.to(device),
         _fresh(starts, device),
+        places.to(device),
+        counts.to(device),
         ends.to(device),
+        int(counts[0]),
         blocked.to(device),
         inside.to(device),
         [step.to(device) for step in steps],

@@ -23,6 +23,7 @@ from daemon.rank.paged_attention import HostAttention, LayerViews, PagedAttentio
 from daemon.rank.runner import Launched, Outcome
 from daemon.rank.sampler import draw_on_host
 from daemon.rank.sizes import available_bytes
+from daemon.rank.states import LayerStates, RecurrentStates
 from ipc.messages import RowLogprobs
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -41,6 +42,9 @@ class Backend(Protocol):
 
     def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:
         """Paged attention over these views."""
+
+    def states(self, views: Mapping[int, LayerStates]) -> RecurrentStates:
+        """Recurrent states over these views."""
 
     def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
         """Tokens int64[n]: argmax of `scaled` float32[n, vocab] plus the Gumbel noise of `keys` int32[n, 2]."""
@@ -84,6 +88,10 @@ class HostBackend:
     def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:
         """Vectorized torch."""
         return HostAttention(views)
+
+    def states(self, views: Mapping[int, LayerStates]) -> RecurrentStates:
+        """Vectorized torch."""
+        return RecurrentStates(views, self.torch_device)
 
     def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
         """By torch and numpy."""

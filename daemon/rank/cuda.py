@@ -28,8 +28,10 @@ from daemon.rank.device import Device
 from daemon.rank.errors import StepRefused
 from daemon.rank.paged_attention import LayerViews, PagedAttention
 from daemon.rank.runner import Launched, Outcome
+from daemon.rank.states import LayerStates, RecurrentStates
 from daemon.rank.transfers import TransferEngine, no_engine
 from daemon.rank.triton_ops import TritonAttention, TritonUnits
+from daemon.rank.triton_states import TRITON_OPS
 from ipc.messages import RowLogprobs
 from kernels.sampling import sample
 
@@ -262,6 +264,10 @@ class CudaBackend:
     def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:
         """Triton kernels."""
         return TritonAttention(views)
+
+    def states(self, views: Mapping[int, LayerStates]) -> RecurrentStates:
+        """Triton kernels."""
+        return RecurrentStates(views, self.torch_device, TRITON_OPS)
 
     def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
         """By the sampling kernel, with the logits scaled already."""

@@ -141,7 +141,7 @@ class RecurrentStates:
         rows = self._plan.singles
         if rows is not None and rows.tokens is None:
             return update(rows, inputs)
-        out = torch.empty_like(inputs[0], dtype=dtype)
+        out = torch.empty(inputs[0].shape, dtype=dtype, device=inputs[0].device)
         if rows is not None:
             out[rows.tokens] = update(rows, tuple(tensor[rows.tokens] for tensor in inputs))
         return out

@@ -101,7 +101,7 @@ class TorchRunner:
         self.device, data = backend.open_device(stage)
         views = layer_views(data, self._sized.plan, model.dtype)
         self._attention = backend.attention(views)
-        self._states = RecurrentStates(state_views(data, self._sized.plan), backend.torch_device)
+        self._states = backend.states(state_views(data, self._sized.plan))
         self._sampler = Sampler(self._files.vocab_size, backend.torch_device, backend.draw)
         return self.device
 

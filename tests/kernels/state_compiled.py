@@ -1,0 +1,67 @@
+"""Runs in a process of its own, without a GPU: compiles the kernels over states ahead of time, as `compiled` does.
+
+The sizes are those of published models: Mamba-2 heads of 64 with 128 states, delta heads of 128 x 128, 4 and 7 taps.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import triton
+
+from kernels import state_conv_triton, state_delta_triton, state_mamba2_triton
+from kernels.state_mamba2_triton import PRECISION
+from tests.kernels.compiled import TARGETS, Kernel, source_of, usage
+
+CONV: dict[str, object] = {"TAPS": 4, "FRESH": True, "BIAS": True, "SILU": True, "BLOCK": state_conv_triton.CHANNELS}
+SCAN: dict[str, object] = {"SIZE": 16, "DIM": 64, "WIDTH": 128, "FRESH": True, "DIM_BLOCK": state_mamba2_triton.DIMS}
+DELTA: dict[str, object] = {"SIZE": 2, "K_DIM": 128, "V_DIM": 128, "FRESH": True, "V_BLOCK": state_delta_triton.VALUES}
+MAMBA = "*bf16 *fp32 *fp32 *bf16 *bf16 *bf16 *fp32 *i64 *u8"
+GATED = "*fp32 *fp32 *bf16 *fp32 *fp32 *fp32 *i64 *u8"
+KERNELS = {
+    "conv-update": Kernel(state_conv_triton._update, "*bf16 *bf16 *i64 *u8 *bf16 *bf16 *bf16 i32 i32 i32 i32", CONV),
+    "conv-chunks": Kernel(
+        state_conv_triton._convolve,
+        "*bf16 *bf16 *i64 *u8 *i64 *i64 *bf16 *bf16 *bf16 i32 i32 i32 i32 i32",
+        CONV | {"TAPS": 7, "TOKENS": state_conv_triton.TILE},
+    ),
+    "conv-keep": Kernel(
+        state_conv_triton._keep,
+        "*bf16 *bf16 *i64 *u8 *i64 *i64 i32 i32 i32 i32",
+        {"TAPS": 7, "FRESH": True, "BLOCK": state_conv_triton.CHANNELS},
+    ),
+    "mamba2-update": Kernel(
+        state_mamba2_triton._update,
+        f"{MAMBA} *fp32 i32 i32 i32 i32 i32 i32 i32 i32 i32",
+        SCAN | {"WIDTH_BLOCK": 128},
+    ),
+    "mamba2-scan": Kernel(
+        state_mamba2_triton._scan,
+        f"{MAMBA} *i64 *i64 *fp32 i32 i32 i32 i32 i32 i32 i32 i32 i32",
+        SCAN | {"TOKENS": state_mamba2_triton.BLOCK, "LANES": state_mamba2_triton.LANES, "PRECISE": PRECISION},
+    ),
+    "delta-update": Kernel(
+        state_delta_triton._update,
+        f"{GATED} *fp32 i32 i32 i32 i32 i32",
+        DELTA | {"K_BLOCK": 128},
+    ),
+    "delta-chunk": Kernel(
+        state_delta_triton._chunk,
+        f"{GATED} *i64 *i64 *fp32 i32 i32 i32 i32 i32",
+        DELTA | {"TOKENS": state_delta_triton.BLOCK, "LANES": state_delta_triton.LANES, "PRECISE": PRECISION},
+    ),
+}
+
+
+def main() -> int:
+    """Compile everything for every target."""
+    for name, kernel in KERNELS.items():
+        for target_name, target in TARGETS.items():
+            compiled = triton.compile(source_of(kernel), target=target, options={"num_warps": 4})
+            registers, stack, local = usage(compiled.asm["cubin"])
+            print(f"{name} {target_name} registers {registers} stack {stack} local {local}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
