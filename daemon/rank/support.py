@@ -21,6 +21,7 @@ REFUSED_FAMILIES = {
     "zaya": "its compressed convolutional attention, with states beside K/V, is not implemented",
     "kimi_linear": "its delta attention with a gate per channel, beside latent (MLA) attention, is not implemented",
     "inkling2": "its layers with several recurrent states each are not implemented",
+    "bert-generation": "it is an encoder, whose tokens attend to later ones",
     "diffllama": "its layers attend twice with one set of keys and two of values",
     "hrm_text": "it runs its layers several times for a token, each time with K/V of their own",
     "dory": "it runs its layers in loops that share K/V",

@@ -183,6 +183,7 @@ FAMILY_CLASSES = {
     "zaya": "ZayaConfig",
     "kimi_linear": "KimiLinearConfig",
     "inkling2": "Inkling2Config",
+    "bert-generation": "BertGenerationConfig",
     "diffllama": "DiffLlamaConfig",
     "hrm_text": "HrmTextConfig",
     "dory": "DoryConfig",

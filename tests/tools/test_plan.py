@@ -14,6 +14,7 @@ from tests.rank.models import tiny_model
 from tools import cli, plan
 from tools.planning.described import count_parameters, read_config
 from tools.planning.errors import PlanError
+from tools.planning.show import ranges
 from tools.planning.stages import split_layers
 from tools.rank_driver import Driver, settings
 
@@ -281,6 +282,11 @@ def test_P2_an_interval_beyond_the_context_is_said(capsys: pytest.CaptureFixture
     assert not any("reuse a cached prefix" in note for note in run(capsys, *arguments, 1024)["notes"])
 
 
+def test_runs_of_layers_are_joined() -> None:
+    """Nothing, one, runs and gaps."""
+    assert [ranges(numbers) for numbers in ([], [4], [0, 1, 2], [0, 2, 3, 9])] == ["", "4", "0-2", "0, 2-3, 9"]
+
+
 def test_the_tables_align(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every line of a table is as wide as its frame, no cell is cut off, and the figures are those of --json."""
     mix = mix_file(tmp_path, {"prompt_tokens": 1000, "output_tokens": 200, "shared_prefix_tokens": 512, "weight": 2})
@@ -297,6 +303,7 @@ def test_the_tables_align(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             assert {len(one) for one in lines[index : end + 1]} == {len(line)}
     assert tables == 6
     text = "\n".join(lines)
+    assert "stage 0, full: layers 3, 8, 13\n" in text
     for row in document["requests"]:
         assert re.search(rf"│ +{row['tokens']:,d} │ +{row['at_once']:,d} │", text)
     for row in document["held_over_needed"]:

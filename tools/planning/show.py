@@ -5,6 +5,7 @@ Owns what a reader sees. Must never compute: every figure is in the document.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +28,9 @@ def show(document: dict[str, Any]) -> None:
         console.print(f"\n{table.title}", soft_wrap=True, markup=False)
         table.title = None
         console.print(table)
+        if table is tables[0]:
+            for line in _layer_lines(document):
+                console.print(line, soft_wrap=True, markup=False)
 
 
 def size(count: int) -> str:
@@ -72,6 +76,26 @@ def _stages(document: dict[str, Any]) -> Table:
             table.add_row(str(stage["stage"]), span, row["band"], *cells)
         table.add_section()
     return table
+
+
+def _layer_lines(document: dict[str, Any]) -> list[str]:
+    """Which layers store something in which band."""
+    return [
+        f"stage {stage['stage']}, {row['band']}: layers {ranges(row['layers']) or 'none'}"
+        for stage in document["stages"]
+        for row in stage["bands"]
+    ]
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers with their runs joined: `0-4, 6, 8-9`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _requests(document: dict[str, Any]) -> Table:
