@@ -19,6 +19,7 @@ all of them fit the empty arena at their longest, so the ladder always finds som
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from allocator.capacity import CapacityRefusal, Demand
 from allocator.demand import joint
@@ -29,7 +30,7 @@ from daemon.core.endings import end
 from daemon.core.memory import larger, minus, plus, smaller
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import EndReason, Verdict
-from daemon.core.requests import QUEUED, Request
+from daemon.core.requests import Request
 from daemon.core.rows import Batch, Rows
 from daemon.core.state import CoreState
 
@@ -139,16 +140,26 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
         if plan.new_rows >= core.rows.free_count:
             _waits(request, "rows", {"limit": core.rows.capacity}, now_ns, out)
             return
-        hit = caching.find(core, request)
-        chunk = _chunk(core, request, hit, plan)
+        chunk = _chunk(core, request, caching.find(core, request), plan)
         if not chunk.last and plan.partial:
-            caching.drop(core, hit)
+            caching.drop(core, chunk.hit)
             _waits(request, "resident", {"prompt_tokens": request.sequence_tokens}, now_ns, out)
             continue
-        if not _fits(core, chunk, budget, plan, now_ns, out):
-            return
-        if request.state in QUEUED:  # otherwise it ended as unschedulable
+        refusal = _refusal(core, chunk, budget, plan)
+        if refusal is not None and chunk.start and _alone(core, plan):
+            # What it found is held beside what it takes, and nobody else gives anything back: it starts cold.
+            caching.drop(core, chunk.hit)
+            chunk = _chunk(core, request, caching.find(core, request, cold=True), plan)
+            refusal = _refusal(core, chunk, budget, plan)
+        if refusal is None:
             _plan_new(core, chunk, budget, plan)
+            continue
+        caching.drop(core, chunk.hit)
+        if not _alone(core, plan):
+            _waits(request, *refusal[:2], now_ns, out)
+            return
+        detail = f"nothing holds memory and still: {refusal.text}"
+        end(core, request, EndReason.UNSCHEDULABLE, detail, now_ns, out)
 
 
 def _chunk(core: CoreState, request: Request, hit: Hit | None, plan: StepPlan) -> Chunk:
@@ -175,30 +186,43 @@ def _open_budget(core: CoreState, plan: StepPlan) -> PrefillBudget:
     return PrefillBudget(core.rows.all_named_units(), longest, rest, core.share_ppm)
 
 
-def _fits(core: CoreState, chunk: Chunk, budget: PrefillBudget, plan: StepPlan, now_ns: int, out: Outputs) -> bool:
-    """False when the pass must stop at this request; it waits then. True also when it ended as unschedulable."""
+class _Refusal(NamedTuple):
+    """Why a request is not admitted now: the verdict's reason and numbers, and the sentence."""
+
+    reason: str
+    numbers: dict[str, int]
+    text: str
+
+
+def _alone(core: CoreState, plan: StepPlan) -> bool:
+    """Nobody holds memory that will come back."""
+    return not (core.holding or core.in_flight or plan.new_rows)
+
+
+def _refusal(core: CoreState, chunk: Chunk, budget: PrefillBudget, plan: StepPlan) -> _Refusal | None:
+    """Why a request that begins with this chunk cannot be admitted, or None. Changes nothing."""
     memory, request = core.memory, chunk.request
     assert memory is not None, "only an epoch admits"
     if request.retractions >= core.config.retracts_max:
-        refusal = memory.never_fits(plus(_protected(core, plan), request.ceiling))
-        if refusal is not None:
-            caching.drop(core, chunk.hit)
-            _waits(request, "protected", shortage(refusal), now_ns, out)
-            return False
+        refused = memory.never_fits(plus(_protected(core, plan), request.ceiling))
+        if refused is not None:
+            return _Refusal("protected", shortage(refused), refused.text())
     prompt = memory.ceiling(chunk.target)
     beside = memory.demand(memory.pages_of(chunk.target) - memory.pages_of(chunk.start), memory.slots_each)
-    need = smaller(prompt, beside)
+    need = smaller(minus(prompt, _found(core, chunk)), beside)
     price = budget.price(memory.demand(plan.pages, plan.slots), need, prompt, larger(request.steady, prompt))
-    refusal = memory.refusal(price)
-    if refusal is None:
-        return True
-    caching.drop(core, chunk.hit)
-    if core.holding or core.in_flight or plan.new_rows:
-        _waits(request, "memory", {"units": price[refusal.band]} | shortage(refusal), now_ns, out)
-        return False
-    detail = f"nothing holds memory and still: {refusal.text()}"
-    end(core, request, EndReason.UNSCHEDULABLE, detail, now_ns, out)
-    return True
+    refused = memory.refusal(price)
+    if refused is None:
+        return None
+    return _Refusal("memory", {"units": price[refused.band]} | shortage(refused), refused.text())
+
+
+def _found(core: CoreState, chunk: Chunk) -> Demand:
+    """Units of the cache that a new request names from the start: of windows those that its next token reads."""
+    assert core.memory is not None, "only an epoch has a cache"
+    if chunk.hit is None:
+        return core.memory.none
+    return minus(core.memory.demand(len(chunk.hit.match.pages)), chunk.hit.match.window_first)
 
 
 def shortage(refusal: CapacityRefusal) -> dict[str, int]:
@@ -220,11 +244,8 @@ def _plan_new(core: CoreState, chunk: Chunk, budget: PrefillBudget, plan: StepPl
     assert memory is not None, "only an epoch admits"
     plan.add(chunk)
     plan.new_rows += 1
-    found = memory.none
-    if chunk.hit is not None:
-        match = chunk.hit.match
-        found = minus(memory.demand(len(match.pages)), match.window_first)
-        budget.named = plus(budget.named, found)
+    found = _found(core, chunk)
+    budget.named = plus(budget.named, found)
     if chunk.last:
         budget.longest = plus(budget.longest, request.steady)
         return
