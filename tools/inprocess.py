@@ -27,7 +27,6 @@ from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.scheduler import SchedulerCore
 from daemon.core.state import CoreState
-from daemon.core.tree import PrefixTree
 from daemon.rank.batch import Batch
 from daemon.rank.device import Device
 from daemon.rank.runner import Launched, Prepared, Runner, open_runner
@@ -206,7 +205,7 @@ class InProcess:
         """The cache loses all of one band that nobody reads, as memory pressure on that band alone would do it."""
         memory = self.state.memory
         if memory is not None and memory.cache is not None:
-            memory.give_back(cast(PrefixTree, memory.cache).evict(lambda freed: False, band))
+            memory.give_back(memory.cache.evict(lambda freed: False, band))
             memory.settle()
 
     # --- the loop --------------------------------------------------------------------------------------------------
@@ -298,6 +297,14 @@ class InProcess:
             assert sent.refused or sent.finished, f"{sent.id} was accepted and has no end"
         assert self.worker.diverged_at == 0, f"the digests differ from step {self.worker.diverged_at} on"
         live = self.live_units()
+        memory = self.state.memory
+        cache = memory.cache if memory is not None else None
+        if cache is not None:
+            cache.check()
+            assert live == cache.held(), f"{live} units are live at rest, the cache holds {cache.held()}"
+            assert not any(cache.locked()), f"{cache.locked()} units of the cache are locked at rest"
+        else:
+            assert not any(live), f"{live} units are live at rest, without a cache"
         assert tuple(self.worker.mirror.live_units()) == live, f"{self.worker.mirror.live_units()} is not {live}"
         physical = self.worker.chain.band_counts().reshape(-1, 4)
         for index, band in enumerate(self.bands):
