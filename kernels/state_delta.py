@@ -11,8 +11,7 @@ head and token t, with decay exp(g_t), g_t <= 0:
 
 In a block of L tokens, with c_t the sum of g up to t and D_ts = exp(c_t - c_s) for s <= t, else 0:
 
-    (I + strictly lower(beta_t (k_t . k_s) D_ts)) [U, W] = [beta v, beta exp(c) k]
-    V = U - W S_0                                        the corrections that are written
+    (I + strictly lower(beta_t (k_t . k_s) D_ts)) V = beta_t (v_t - exp(c_t) S_0^T k_t)    V: the corrections written
     o_t = exp(c_t) S_0^T q_t + sum_(s <= t) (q_t . k_s) D_ts V_s
     S_L = exp(c_L) S_0 + sum_s exp(c_L - c_s) k_s V_s^T
 """
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kernels.state_mamba2 import block_decay
-from kernels.state_rows import Chunks, Singles, load_states
+from kernels.state_rows import Chunks, Singles, load_states, passes
 
 
 def delta_update(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, rows: Singles) -> Tensor:
@@ -31,15 +30,18 @@ def delta_update(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state
     float32[slots, hv, K, V]; float32[n, hv, V]."""
     count, heads, value_dim = v.shape
     size = heads // k.shape[1]
-    q, k = (tensor.repeat_interleave(size, 1).flatten(0, 1)[:, None] for tensor in (q, k))  # [n * hv, 1, K]
-    state = load_states(states, rows.slots, rows.fresh)
-    state *= torch.exp(g)[..., None, None]
-    flat = state.flatten(0, 1)
-    known = torch.bmm(k, flat)
-    correction = (v.float().reshape(-1, 1, value_dim) - known) * beta.reshape(-1, 1, 1)
-    flat.baddbmm_(k.transpose(1, 2), correction)
-    states[rows.slots] = state
-    return torch.bmm(q, flat).view(count, heads, value_dim)
+    q, k = (tensor.repeat_interleave(size, 1)[:, :, None] for tensor in (q, k))  # [n, hv, 1, K]
+    v, beta, kept = v.float()[:, :, None], beta[..., None, None], torch.exp(g)[..., None, None]
+    out = torch.empty(count, heads, 1, value_dim, device=v.device)
+    for own, slots, fresh in passes(states, rows):
+        state = load_states(states, slots, fresh)
+        state *= kept[own]
+        correction = (v[own] - k[own] @ state) * beta[own]
+        flat = state.view(-1, *state.shape[2:])
+        flat.baddbmm_(k[own].flatten(0, 1).transpose(1, 2), correction.flatten(0, 1))
+        states[slots] = state
+        out[own] = q[own] @ state
+    return out[:, :, 0]
 
 
 def delta_chunks(
@@ -47,29 +49,30 @@ def delta_chunks(
 ) -> None:
     """Whole chunks: `q`, `k` float32[T, hk, K], `v` [T, hv, V], `g`, `beta` float32[T, hv]; writes the chunk tokens of
     `out` float32[T, hv, V] and the rows' `states`."""
-    size = v.shape[1] // k.shape[1]
-    q, k, v = (tensor[rows.places].float().transpose(1, 2) for tensor in (q, k, v))  # [n, heads, L, dim]
-    padded = ~rows.inside[..., None]
-    g, beta = (tensor[rows.places].masked_fill(padded, 0).transpose(1, 2) for tensor in (g, beta))  # [n, hv, L]
-    log = g.double().cumsum(-1)
-    decay = block_decay(log)
-    grown = torch.exp(log).float()[..., None]
-    kk, qk = (left @ k.transpose(2, 3) for left in (k, q))
-    system = kk.repeat_interleave(size, 1) * decay * beta[..., None]
-    mixing = qk.repeat_interleave(size, 1) * decay
-    q, k = q.repeat_interleave(size, 1), k.repeat_interleave(size, 1)
-    right = torch.cat((v * beta[..., None], k * (beta[..., None] * grown)), -1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    new, read = solved.split((v.shape[-1], k.shape[-1]), -1)
-    ended = (k * torch.exp(log[..., -1:] - log).float()[..., None]).transpose(2, 3)
-    kept = grown[:, :, -1:]
-    queries = q * grown
-    y = torch.empty_like(v)
     state = load_states(states, rows.slots, rows.fresh)
     for blocks in rows.steps:
-        active = state[: blocks.numel()]
-        written = new[blocks] - read[blocks] @ active
-        y[blocks] = queries[blocks] @ active + mixing[blocks] @ written
-        active.mul_(kept[blocks]).add_(ended[blocks] @ written)
+        places, inside = rows.places[blocks], rows.inside[blocks]
+        padded = ~inside[..., None]
+        qs, ks, vs = (tensor[places].float() for tensor in (q, k, v))
+        gs, betas = (tensor[places].masked_fill(padded, 0) for tensor in (g, beta))
+        out[places[inside]] = _block(qs, ks, vs, gs, betas, state[: blocks.numel()])[inside]
     states[rows.slots] = state
-    out[rows.tokens] = y.transpose(1, 2)[rows.inside]
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """One block of each of n rows: `q`, `k` [n, L, hk, K], `v` [n, L, hv, V], `g`, `beta` [n, L, hv], both 0 where a
+    token is padding; [n, L, hv, V]. Moves `state` [n, hv, K, V] on."""
+    size = v.shape[2] // k.shape[2]
+    q, k, v, g, beta = (tensor.transpose(1, 2) for tensor in (q, k, v, g, beta))  # [n, heads, L, ...]
+    log = g.double().cumsum(-1)
+    decay, beta = block_decay(log), beta[..., None]
+    grown = torch.exp(log).float()[..., None]
+    system = (k @ k.transpose(2, 3)).repeat_interleave(size, 1) * decay * beta
+    mixing = (q @ k.transpose(2, 3)).repeat_interleave(size, 1) * decay
+    q, k = q.repeat_interleave(size, 1), k.repeat_interleave(size, 1)
+    right = (v - (k @ state) * grown) * beta
+    written = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    y = (q @ state) * grown + mixing @ written
+    ended = (k * torch.exp(log[..., -1:] - log).float()[..., None]).transpose(2, 3)
+    state.mul_(grown[:, :, -1:]).add_(ended @ written)
+    return y.transpose(1, 2)

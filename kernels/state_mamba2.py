@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.state_rows import Chunks, Singles, load_states
+from kernels.state_rows import Chunks, Singles, load_states, passes
 
 
 def mamba2_update(
@@ -28,15 +28,18 @@ def mamba2_update(
     float32[slots, h, p, s]; float32[n, h, p]."""
     count, heads, dim = x.shape
     groups, width = b.shape[1:]
-    wide = x.float()
-    state = load_states(states, rows.slots, rows.fresh)
-    state *= torch.exp(dt * a.float())[..., None, None]
-    grouped = state.view(count * groups, heads // groups * dim, width)
-    added = (wide * dt[..., None]).reshape(count * groups, -1, 1)
-    grouped.baddbmm_(added, b.float().reshape(count * groups, 1, width))
-    states[rows.slots] = state
-    read = torch.bmm(grouped, c.float().reshape(count * groups, width, 1)).view(count, heads, dim)
-    return read.addcmul_(wide, d.float()[:, None])
+    wide, kept = x.float(), torch.exp(dt * a.float())
+    added = (wide * dt[..., None]).reshape(count, groups, -1, 1)
+    b, c = b.float()[:, :, None], c.float()[..., None]
+    out = wide * d.float()[:, None]
+    for own, slots, fresh in passes(states, rows):
+        state = load_states(states, slots, fresh)
+        state *= kept[own, :, None, None]
+        grouped = state.view(-1, heads // groups * dim, width)
+        grouped.baddbmm_(added[own].flatten(0, 1), b[own].flatten(0, 1))
+        states[slots] = state
+        out[own] += torch.bmm(grouped, c[own].flatten(0, 1)).view(-1, heads, dim)
+    return out
 
 
 def mamba2_chunks(
@@ -44,21 +47,32 @@ def mamba2_chunks(
 ) -> None:
     """Whole chunks: `x` [T, h, p], `dt` float32[T, h], `b`, `c` [T, g, s]; writes the chunk tokens of `out`
     float32[T, h, p] and the rows' `states`."""
-    heads, dim = x.shape[1:]
-    groups = b.shape[1]
-    inputs, b, c = (tensor[rows.places].float().transpose(1, 2) for tensor in (x, b, c))  # [n, h or g, L, ...]
-    step = dt[rows.places].masked_fill(~rows.inside[..., None], 0).transpose(1, 2)  # [n, h, L]
-    log = (step * a.float()[:, None]).double().cumsum(-1)
-    scaled = inputs * step[..., None]
+    state = load_states(states, rows.slots, rows.fresh)
+    a, d = a.float(), d.float()
+    for blocks in rows.steps:
+        places, inside = rows.places[blocks], rows.inside[blocks]
+        xs, bs, cs = (tensor[places].float() for tensor in (x, b, c))
+        step = dt[places].masked_fill(~inside[..., None], 0)
+        out[places[inside]] = _block(xs, bs, cs, step, a, d, state[: blocks.numel()])[inside]
+    states[rows.slots] = state
+
+
+def _block(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, a: Tensor, d: Tensor, state: Tensor) -> Tensor:
+    """One block of each of n rows: `x` [n, L, h, p], `b`, `c` [n, L, g, s], `dt` [n, L, h], 0 where a token is padding;
+    [n, L, h, p]. Moves `state` [n, h, p, s] on."""
+    groups = b.shape[2]
+    x, b, c, dt = (tensor.transpose(1, 2) for tensor in (x, b, c, dt))  # [n, h or g, L, ...]
+    log = (dt * a[:, None]).double().cumsum(-1)
+    scaled = (x * dt[..., None]).unflatten(1, (groups, -1))  # [n, g, h/g, L, p]
     weights = (c @ b.transpose(2, 3))[:, :, None] * block_decay(log).unflatten(1, (groups, -1))
-    y = weights @ scaled.unflatten(1, (groups, -1))  # [n, g, h/g, L, p]
-    ended = scaled * torch.exp(log[..., -1:] - log).float()[..., None]
-    ended = ended.unflatten(1, (groups, -1)).transpose(3, 4).flatten(2, 3) @ b  # [n, g, h/g * p, s]
-    before = _carry(ended.unflatten(2, (-1, dim)).flatten(1, 2), torch.exp(log[..., -1]).float(), states, rows)
-    read = c @ before.unflatten(1, (groups, -1)).flatten(2, 3).transpose(2, 3)  # [n, g, L, h/g * p]
-    y += read.unflatten(3, (-1, dim)).transpose(2, 3) * torch.exp(log).float().unflatten(1, (groups, -1))[..., None]
-    y = y.flatten(1, 2).addcmul_(inputs, d.float()[:, None, None])
-    out[rows.tokens] = y.transpose(1, 2)[rows.inside].view(-1, heads, dim)
+    y = weights @ scaled
+    before = state.unflatten(1, (groups, -1)).flatten(2, 3)  # [n, g, h/g * p, s]
+    read = (c @ before.transpose(2, 3)).unflatten(3, (-1, x.shape[-1])).transpose(2, 3)  # [n, g, h/g, L, p]
+    y += read * torch.exp(log).float().unflatten(1, (groups, -1))[..., None]
+    ended = scaled * torch.exp(log[..., -1:] - log).float().unflatten(1, (groups, -1))[..., None]
+    added = ended.transpose(3, 4).flatten(2, 3) @ b
+    state.mul_(torch.exp(log[..., -1]).float()[..., None, None]).add_(added.view_as(state))
+    return y.flatten(1, 2).addcmul_(x, d[:, None, None]).transpose(1, 2)
 
 
 def block_decay(log: Tensor) -> Tensor:
@@ -66,15 +80,3 @@ def block_decay(log: Tensor) -> Tensor:
     length = log.shape[-1]
     ahead = torch.ones(length, length, dtype=torch.bool, device=log.device).triu(1)
     return (log[..., :, None] - log[..., None, :]).float().masked_fill_(ahead, -torch.inf).exp_()
-
-
-def _carry(ended: Tensor, decay: Tensor, states: Tensor, rows: Chunks) -> Tensor:
-    """Every block's first state [n, h, p, s], from what each adds, `ended` [n, h, p, s], and keeps, `decay` [n, h]."""
-    state = load_states(states, rows.slots, rows.fresh)
-    before = torch.empty_like(ended)
-    for blocks in rows.steps:
-        active = state[: blocks.numel()]
-        before[blocks] = active
-        active.mul_(decay[blocks][..., None, None]).add_(ended[blocks])
-    states[rows.slots] = state
-    return before

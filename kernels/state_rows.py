@@ -11,12 +11,14 @@ shares one plan. A row that starts at position 0 is `fresh`: its state is zero w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 BLOCK_LEAST, BLOCK_MOST = 16, 64
+PASS_BYTES = 2 << 20  # of states that a CPU updates at a time: they stay in its cache from load to store
 
 
 class Singles(NamedTuple):
@@ -117,3 +119,12 @@ def load_states(states: Tensor, slots: Tensor, fresh: Tensor | None) -> Tensor:
     if fresh is not None:
         loaded.masked_fill_(fresh.view(-1, *[1] * (loaded.ndim - 1)), 0)
     return loaded
+
+
+def passes(states: Tensor, rows: Singles) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    """The rows in groups of at most PASS_BYTES of state, at least one row: which, their slots, which are fresh."""
+    row_bytes = states[0].numel() * states.element_size()
+    size = max(PASS_BYTES // row_bytes, 1)
+    for begin in range(0, rows.slots.numel(), size):
+        own = slice(begin, begin + size)
+        yield own, rows.slots[own], None if rows.fresh is None else rows.fresh[own]
