@@ -17,6 +17,8 @@ from torch import Tensor
 
 from allocator.columns import Bytes8s
 from allocator.geometry import StageGeometry
+from daemon.rank.compiled import choose_library
+from daemon.rank.compiled_attention import CompiledAttention
 from daemon.rank.device import Device, HostDevice
 from daemon.rank.errors import BadOption
 from daemon.rank.paged_attention import HostAttention, LayerViews, PagedAttention
@@ -25,6 +27,7 @@ from daemon.rank.sampler import draw_on_host
 from daemon.rank.sizes import available_bytes
 from daemon.rank.states import LayerStates, RecurrentStates
 from ipc.messages import RowLogprobs
+from kernels.host_library import HostLibrary
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -33,6 +36,8 @@ class Backend(Protocol):
     """A device that a torch runner computes on."""
 
     torch_device: torch.device
+    library: HostLibrary | None
+    kernels: str  # which kernels serve, in words
 
     def free_bytes(self) -> int:
         """Memory that an arena could take now."""
@@ -73,8 +78,10 @@ class HostLaunched(NamedTuple):
 class HostBackend:
     """The CPU: work is done when a call returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: HostLibrary | None = None, kernels: str = "torch") -> None:
         self.torch_device = torch.device("cpu")
+        self.library = library
+        self.kernels = kernels
 
     def free_bytes(self) -> int:
         """Host memory that is available now."""
@@ -86,8 +93,8 @@ class HostBackend:
         return HostDevice(stage, data), torch.from_numpy(data)
 
     def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:
-        """Vectorized torch."""
-        return HostAttention(views)
+        """The compiled library for single queries where there is one, vectorized torch for the rest."""
+        return HostAttention(views) if self.library is None else CompiledAttention(self.library, views)
 
     def states(self, views: Mapping[int, LayerStates]) -> RecurrentStates:
         """Vectorized torch."""
@@ -118,14 +125,17 @@ def host_bytes(size_bytes: int) -> Bytes8s:
     return np.frombuffer(region, dtype=np.uint8)
 
 
-def open_backend(asked: str) -> Backend:
-    """The backend that `asked` names; `auto` is a GPU where there is one. Raises BadOption otherwise."""
+def open_backend(asked: str, host_kernels: str = "torch") -> Backend:
+    """The backend that `asked` names; `auto` is a GPU where there is one. Raises BadOption otherwise.
+
+    `host_kernels`: which kernels a CPU's backend uses, by `compiled.choose_library`.
+    """
     if asked not in DEVICES:
         raise BadOption(f"device={asked!r} is not one of {', '.join(DEVICES)}")
     if asked == "cuda" and not torch.cuda.is_available():
         raise BadOption("device=cuda, but this torch finds no CUDA GPU")
     if asked == "cpu" or not torch.cuda.is_available():
-        return HostBackend()
+        return HostBackend(*choose_library(host_kernels))
     from daemon.rank.cuda import CudaBackend
 
     return CudaBackend()

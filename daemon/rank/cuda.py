@@ -33,6 +33,7 @@ from daemon.rank.transfers import TransferEngine, no_engine
 from daemon.rank.triton_ops import TritonAttention, TritonUnits
 from daemon.rank.triton_states import TRITON_OPS
 from ipc.messages import RowLogprobs
+from kernels.host_library import HostLibrary
 from kernels.sampling import sample
 
 POLL_S = 0.0002
@@ -245,6 +246,9 @@ class CudaLaunched:
 
 class CudaBackend:
     """One CUDA GPU, the current one."""
+
+    library: HostLibrary | None = None  # of the host
+    kernels = "triton"
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())

@@ -25,7 +25,9 @@ from daemon.rank.dtypes import DTYPE_NAMES
 from daemon.rank.errors import RankError
 from daemon.rank.paged_attention import AttentionSpec, PagedAttention
 from daemon.rank.products import Product
+from daemon.rank.row_ops import row_ops
 from daemon.rank.states import States
+from kernels.host_library import HostLibrary
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -113,13 +115,22 @@ class NativeLlama:
 
     name = "native"
 
-    def __init__(self, directory: Path, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        library: HostLibrary | None = None,
+    ) -> None:
         self.dtype = dtype
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         self._dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._spec = AttentionSpec(self._dim**-0.5)
         self._eps: float = config.rms_norm_eps
+        sizes = (config.hidden_size, config.intermediate_size)
+        self._rows = row_ops(library, dtype, sizes, self._dim)
         weights = Weights(directory, dtype, device)
         self._embed = weights.get("model.embed_tokens.weight")
         self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
@@ -159,13 +170,17 @@ class NativeLlama:
         self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
     ) -> Tensor:
         """Logits [len(wanted), vocab] at batch indexes `wanted`; there are no recurrent layers."""
+        rows = self._rows
         x = F.embedding(tokens, self._embed)
-        cos, sin = self._cos[positions], self._sin[positions]
+        added: Tensor | None = None  # what the layer before adds to x
         for index, layer in enumerate(self._layers):
-            self._attend(index, layer, x, cos, sin, attention)
-            gate, up = layer.gate_up(self._rms(x, layer.norm_mlp)).chunk(2, dim=-1)
-            x += layer.down(F.silu(gate).mul_(up))
-        return self._head(self._rms(x[wanted], self._norm))
+            attended = self._attend(
+                index, layer, rows.add_norm(x, added, layer.norm_in, self._eps), positions, attention
+            )
+            normed = rows.add_norm(x, attended, layer.norm_mlp, self._eps)
+            added = layer.down(rows.gate(layer.gate_up(normed)))
+        last = None if added is None else added[wanted]
+        return self._head(rows.add_norm(x[wanted], last, self._norm, self._eps))
 
     @torch.inference_mode()
     def layer_work(self, batch: int) -> object:
@@ -176,38 +191,29 @@ class NativeLlama:
         return x
 
     def _attend(
-        self, index: int, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, attention: PagedAttention
-    ) -> None:
-        heads, kv_heads = self._heads, self._kv_heads
-        qkv = layer.qkv(self._rms(x, layer.norm_in)).unflatten(-1, (-1, self._dim))
+        self, index: int, layer: LayerWeights, normed: Tensor, positions: Tensor, attention: PagedAttention
+    ) -> Tensor:
+        """What the attention of a layer adds to its input."""
+        heads, turned = self._heads, self._heads + self._kv_heads
+        qkv = layer.qkv(normed).unflatten(-1, (-1, self._dim))
         if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :heads] = self._rms(qkv[:, :heads], layer.q_norm)
-            qkv[:, heads : heads + kv_heads] = self._rms(qkv[:, heads : heads + kv_heads], layer.k_norm)
-        turned = rope(qkv[:, : heads + kv_heads], cos, sin)
-        out = attention.run(index, turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :], self._spec)
-        x += layer.out(out.flatten(1))
+            qkv[:, :heads] = self._norm_heads(qkv[:, :heads], layer.q_norm)
+            qkv[:, heads:turned] = self._norm_heads(qkv[:, heads:turned], layer.k_norm)
+        qk = self._rows.turn(qkv[:, :turned], positions, self._cos, self._sin)
+        out = attention.run(index, qk[:, :heads], qk[:, heads:], qkv[:, turned:], self._spec)
+        return layer.out(out.flatten(1))
 
-    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight, the mean and the quotient in float32."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self._eps))
-        return (wide * scale).to(x.dtype).mul_(weight)
-
-
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (i, i + d/2) of `x` [T, heads, d] by tables [T, 1, d]; the sign of the first half is in `sin`."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-    return (x * cos).add_(swapped.mul_(sin))
+    def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._rows.add_norm(x.reshape(-1, self._dim), None, weight, self._eps).view_as(x)
 
 
 def rope_tables(config: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [max positions, 1, d] as `dtype`; frequencies and scaling are those of `transformers`."""
+    """cos and signed sin [max positions, d] as `dtype`; frequencies and scaling are those of `transformers`."""
     inv_freq, scaling = _frequencies(config)
     positions = torch.arange(config.max_position_embeddings + 1, dtype=torch.float32)
     angles = positions[:, None] * inv_freq[None, :]
     cos, sin = angles.cos() * scaling, angles.sin() * scaling
-    return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
 def _frequencies(config: Any) -> tuple[Tensor, float]:

@@ -35,7 +35,7 @@ from daemon.rank.wanted import LogprobReports, Wanted, wanted_positions
 from daemon.rank.warm_up import warm_up
 from ipc.messages import RankSettings
 
-OPTIONS = {"model_impl": "auto", "device": "auto"}
+OPTIONS = {"model_impl": "auto", "device": "auto", "host_kernels": "auto"}
 
 
 class TorchRunner:
@@ -59,7 +59,7 @@ class TorchRunner:
         self._states: RecurrentStates
         self._sampler: Sampler
         self._logprobs = LogprobReports()
-        self._backend = open_backend(self._option("device"))
+        self._backend = open_backend(self._option("device"), self._option("host_kernels"))
         self._last = torch.zeros(settings.max_running_requests, dtype=torch.int64, device=self._backend.torch_device)
 
     def prepare(self) -> Prepared:
@@ -68,7 +68,7 @@ class TorchRunner:
         self._files = read_files(Path(settings.model_path), settings.model_name, settings.max_model_len)
         device = self._backend.torch_device
         dtype, why = choose_dtype(settings.dtype, self._files.dtype, device.type, cpu_flags())
-        self._model, chosen = load_model(self._files, dtype, device, self._option("model_impl"))
+        self._model, chosen = load_model(self._files, dtype, device, self._option("model_impl"), self._backend.library)
         threads, measured = choose_threads(settings.threads, self._model.layer_work)
         facts = self._files.facts(str(dtype).removeprefix("torch."))
         budget = budget_bytes(settings, self._backend.free_bytes())
@@ -85,6 +85,7 @@ class TorchRunner:
             "device": str(device),
             "dtype": f"{facts.dtype}: {why}",
             "model": chosen,
+            "kernels": self._backend.kernels,
             "threads": " ".join([str(threads), *(f"({n}: {ms:.1f} ms)" for n, ms in measured.items())]),
         }
         return Prepared(sizing.geometry, sizing.virtual_pages, sizing.virtual_slots, facts, versions, sizing.lines())

@@ -1,0 +1,126 @@
+"""Paged attention in host memory where the compiled library serves single queries, and torch the prompt chunks.
+
+Owns the arguments of the library's calls. Must never keep a pointer beyond the batch whose tensors it points into.
+Invariant: the new rows of a layer are stored before any query of it attends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from daemon.rank.batch import Batch
+from daemon.rank.paged_attention import AttentionSpec, HostAttention, LayerViews, pages_for
+from kernels.host_attention import HostPlan, attend, plan_attention
+from kernels.host_library import LANES, SUFFIXES, Attention, HostLibrary, scratch_floats
+
+COLUMNS = ("write_pages", "write_slots", "queries", "begins", "ends", "tables")
+
+
+class Rows(NamedTuple):
+    """One band's and window's single queries as the library takes them, the tensors behind its pointers, and chunks."""
+
+    arguments: Attention
+    tensors: tuple[Tensor, ...]
+    chunks: HostPlan | None
+
+
+class CompiledAttention:
+    """One plan per band and window of a batch; layers whose heads are no whole vectors go to `HostAttention`."""
+
+    def __init__(self, library: HostLibrary, views: Mapping[int, LayerViews]) -> None:
+        self._library = library
+        self._views = views
+        self._torch = HostAttention(views)
+        self._batch: Batch
+        self._plans: dict[tuple[int, int], Rows] = {}
+        self._scratch = torch.empty(0)
+
+    def begin(self, batch: Batch) -> None:
+        """Take the batch; its plans are built by the first layer of each band."""
+        self._batch = batch
+        self._plans = {}
+        self._torch.begin(batch)
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """Store `k` [T, kv, d] and `v` [T, kv, dv], attend with `q` [T, heads, d]; returns [T, heads, dv]."""
+        view = self._views[layer]
+        if q.dtype not in SUFFIXES or q.dtype != view.k.dtype or q.shape[2] % LANES or v.shape[2] % LANES:
+            return self._torch.run(layer, q, k, v, spec)
+        q, k, v = _heads_together(q), _heads_together(k), _heads_together(v)
+        plan = self._plans.get((view.band, spec.window)) or self._plan(view, spec.window)
+        sinks = None if spec.sinks is None else spec.sinks.float().contiguous()
+        arguments, rows = plan.arguments, plan.arguments.rows
+        self._layer(arguments, view, q, k, v)
+        arguments.scale, arguments.softcap = spec.scale, spec.softcap
+        arguments.sinks = None if sinks is None else sinks.data_ptr()
+        if plan.chunks is None:
+            out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+        else:  # all rows are stored, then the chunks attend, then the single queries
+            arguments.rows = 0
+            self._library.attend(arguments, q.dtype)
+            arguments.tokens, arguments.rows = 0, rows
+            rules = (spec.scale, spec.softcap, spec.sinks)
+            out = attend(plan.chunks, q, view.k_pages, view.v_pages, view.kv_heads, *rules)
+        arguments.out = out.data_ptr()
+        self._library.attend(arguments, q.dtype)
+        return out
+
+    def _layer(self, arguments: Attention, view: LayerViews, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """What differs from layer to layer."""
+        (tokens, heads, dim), value_dim = q.shape, v.shape[2]
+        arguments.tokens, arguments.heads, arguments.kv_heads = tokens, heads, view.kv_heads
+        arguments.dim, arguments.value_dim = dim, value_dim
+        arguments.q, arguments.k, arguments.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        arguments.q_stride, arguments.k_stride, arguments.v_stride = q.stride(0), k.stride(0), v.stride(0)
+        arguments.k_pages, arguments.v_pages = view.k.data_ptr(), view.v.data_ptr()
+        arguments.k_unit_stride, arguments.v_unit_stride = view.k.stride(0), view.v.stride(0)
+        floats, threads = scratch_floats(heads, dim, value_dim), arguments.threads
+        if self._scratch.numel() < threads * floats:
+            self._scratch = torch.empty(threads * floats)
+        arguments.scratch, arguments.scratch_floats = self._scratch.data_ptr(), floats
+
+    def _plan(self, view: LayerViews, window: int) -> Rows:
+        batch = self._batch
+        pages = pages_for(batch, view.band, window)
+        several = np.flatnonzero(batch.counts > 1)
+        chunks = None
+        if several.size:
+            chunks = plan_attention(
+                batch.starts[several],
+                batch.counts[several],
+                batch.offsets[several],
+                pages.first[several],
+                pages.tables[several],
+                (pages.write_pages, batch.write_slots),
+                batch.page_size,
+                window,
+                view.k.dtype,
+            )
+        single = np.flatnonzero(batch.counts == 1)
+        ends = batch.starts[single].astype(np.int64) + 1
+        begins = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
+        base = pages.first[single].astype(np.int64) * batch.page_size
+        columns = (pages.write_pages, batch.write_slots, batch.offsets[single], begins - base, ends - base)
+        tensors = tuple(_tensor(column) for column in (*columns, pages.tables[single]))
+        arguments = Attention(page_size=batch.page_size, rows=single.size, table_stride=pages.tables.shape[1])
+        arguments.threads = torch.get_num_threads()
+        for name, tensor in zip(COLUMNS, tensors, strict=True):
+            setattr(arguments, name, tensor.data_ptr())
+        plan = Rows(arguments, tensors, chunks)
+        self._plans[view.band, window] = plan
+        return plan
+
+
+def _tensor(column: NDArray[np.integer]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(column))
+
+
+def _heads_together(x: Tensor) -> Tensor:
+    """`x` [T, heads, d] itself when a token's heads lie together, else a copy."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
