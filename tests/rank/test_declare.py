@@ -14,6 +14,7 @@ from daemon.rank.declare import KINDS, STATE_RULES, check_declared, declare, des
 from daemon.rank.errors import RankError, UnsupportedModel
 from daemon.rank.support import REFUSED_FAMILIES, check_supported
 from tests.rank.models import COMMON, HYBRID, LONG, NAMES, TINY
+from tests.tidy.source import ROOT
 
 
 def config_of(name: str, **changes: object) -> Any:
@@ -196,6 +197,14 @@ FAMILY_CLASSES = {
 def test_families_that_are_not_right_are_refused_by_name(family: str) -> None:
     """With the reason of the table."""
     assert refused(FAMILY_CLASSES[family]) == f"{family} is not supported: {REFUSED_FAMILIES[family]}"
+
+
+def test_the_page_on_models_names_all_of_them() -> None:
+    """`docs/models.md`: every recurrent family, every tested one, every refused one with the reason of the table."""
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert all(f"* `{family}`: {reason}\n" in page for family, reason in REFUSED_FAMILIES.items())
+    tested = {config_of(name).model_type for name in NAMES}
+    assert {family for family in tested | set(STATE_RULES) if f"`{family}`" not in page} == set()
 
 
 def test_one_head_for_all_queries() -> None:

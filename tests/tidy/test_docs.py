@@ -28,6 +28,7 @@ PAGES = (
     "docs/allocator.md",
     "docs/prefix_cache.md",
     "docs/plan.md",
+    "docs/models.md",
 )
 
 
