@@ -25,12 +25,10 @@ from tools.parity_prompts import CASES
 from tools.tiny_models import NAMES
 
 EMBEDDED = "embedded"
-SLICE = Plan(page_sizes=(16,), chunks=(100,), prompt_tokens=(1, 17, 64, 255, 700), output_tokens=8, together=6)
+SLICE = Plan(pairs=((16, 100),), prompt_tokens=(1, 17, 64, 255, 700), output_tokens=8, together=6)
 EMBEDDED_PLAN = Plan(
-    page_sizes=(1, 16, 64),
-    chunks=(100, 512),
+    pairs=((1, 512), (16, 100), (16, 512), (64, 512)),
     prompt_tokens=(1, 17, 64, 255, 700),
-    output_tokens=12,
     together=6,
     arena_bytes=1 << 30,
 )
@@ -66,7 +64,7 @@ def make(name: str, sliced: bool, place: Path) -> Family:
     if name != EMBEDDED:
         return tiny_family(name, SLICE if sliced else Plan(), place)
     directory = prepared("")
-    plan = EMBEDDED_PLAN._replace(page_sizes=(16,), chunks=(512,)) if sliced else EMBEDDED_PLAN
+    plan = EMBEDDED_PLAN._replace(pairs=((16, 512),)) if sliced else EMBEDDED_PLAN
     texts = tokenized(directory, [case for case in CASES if case.tokens >= LONG_TOKENS // 2][:1])[0]
     prompts = [texts[:count] for count in plan.prompt_tokens]
     if not sliced:

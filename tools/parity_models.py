@@ -37,22 +37,24 @@ from tools.reference import Reference
 from tools.toy_schedules import least_arena
 
 PROMPT_TOKENS = (1, 2, 15, 16, 17, 63, 64, 65, 255, 700, 1500, 3000)
-PAGE_SIZES = (1, 16, 64)
 CHUNKS = (3, 16, 100, 512, 2048)
+PAIRS = (  # page size and chunk size of each engine: every chunk size, every page size with a small and a large chunk
+    *((16, chunk) for chunk in CHUNKS),
+    *((page_size, chunk) for page_size in (1, 64) for chunk in (16, 512)),
+)
 CHUNKS_PER_PROMPT = 44  # the longest prompt of a chunk size has about so many chunks
 TOGETHER = 16
-OUTPUT_TOKENS = 12
+OUTPUT_TOKENS = 8
 INTERVAL = 64
 LENGTH_MAX = 4096
-ROOMY_BYTES = 128 << 20
+ROOMY_BYTES = 64 << 20
 BATCHED_TOKENS = 2048
 
 
 class Plan(NamedTuple):
     """What is run of one family."""
 
-    page_sizes: Sequence[int] = PAGE_SIZES
-    chunks: Sequence[int] = CHUNKS
+    pairs: Sequence[tuple[int, int]] = PAIRS  # page size and chunk size of each engine
     prompt_tokens: Sequence[int] = PROMPT_TOKENS
     output_tokens: int = OUTPUT_TOKENS
     together: int = TOGETHER
@@ -142,13 +144,13 @@ def random_prompts(plan: Plan, vocab_size: int, seed: int) -> list[list[int]]:
     return [[rng.randrange(2, vocab_size) for _ in range(length)] for length in lengths]
 
 
-def engines(plan: Plan, has_state: bool) -> Iterator[Engine]:
-    """Every page size with every chunk size; the mode without checkpoint slots once, where it exists."""
-    for page_size in plan.page_sizes:
-        for chunk in plan.chunks:
-            yield Engine(page_size, chunk, "extra_buffer")
-    if has_state and 1 in plan.page_sizes:
-        yield Engine(1, sorted(plan.chunks)[len(plan.chunks) // 2], "no_buffer")
+def engines(plan: Plan) -> Iterator[Engine]:
+    """One per pair, and the mode without checkpoint slots once where a page of one token is among them."""
+    for page_size, chunk in plan.pairs:
+        yield Engine(page_size, chunk, "extra_buffer")
+    alone = [chunk for page_size, chunk in plan.pairs if page_size == 1]
+    if alone:
+        yield Engine(1, max(alone), "no_buffer")
 
 
 def run_family(family: Family, told: Callable[[str], None] = lambda text: None) -> Result:
@@ -156,7 +158,7 @@ def run_family(family: Family, told: Callable[[str], None] = lambda text: None) 
     result = Result(family.name)
     runners: dict[tuple[int, int], tuple[TorchRunner, Prepared]] = {}
     has_state = True
-    for one in engines(family.plan, True):
+    for one in engines(family.plan):
         if one.state_cache == "no_buffer" and not has_state:
             continue
         settings = _settings(family, one)
