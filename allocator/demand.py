@@ -128,7 +128,7 @@ def request_demand(bands: Sequence[BandGeometry], page_size: int, sizes: Request
             # In full, never shared or estimated: with a slot of its own the floor under the window always advances.
             units.append(2 if sizes.checkpoint_slot or sizes.checkpoint_interval else 1)
         elif band.kind == "window":
-            span = sizes.checkpoint_interval + sizes.lag_tokens + (sizes.chunk_tokens if rule.transient else 1)
+            span = sizes.checkpoint_interval + (sizes.chunk_tokens + sizes.lag_tokens if rule.transient else 1)
             units.append(min(pages, window_pages(band.window_tokens, span, page_size)))
         else:
             units.append(pages)

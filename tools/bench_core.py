@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import sys
 import tempfile
 import time
@@ -42,13 +43,17 @@ STEP_NS = 10_000_000
 
 
 class BenchWorld:
-    """A core full of decoding requests, fed as an engine feeds it; `running` requests, `steps` output tokens each."""
+    """A core full of decoding requests, fed as an engine feeds it; `running` requests, `steps` output tokens each.
 
-    def __init__(self, running: int, steps: int, journal: JournalWriter) -> None:
+    `bands` as of `bands_of`; the arena holds all of every band that anybody could take, so that nothing is evicted.
+    """
+
+    def __init__(self, running: int, steps: int, journal: JournalWriter, bands: list[BandGeometry]) -> None:
         output = steps + 64
         pages = running * (-(-(PROMPT_TOKENS + PAGE_SIZE + output) // PAGE_SIZE) + 1)
-        band = BandGeometry("full", "full", UNIT_BYTES)
-        geometry = Geometry(PAGE_SIZE, pages, 0, [StageGeometry(UNIT_BYTES * (pages + 1), UNIT_BYTES, [band])])
+        slots = running * (3 + output // 256)
+        units = sum(slots if band.kind == "state" else pages for band in bands)
+        geometry = Geometry(PAGE_SIZE, pages, slots, [StageGeometry(UNIT_BYTES * (units + 1), UNIT_BYTES, bands)])
         config = CoreConfig(
             page_size=PAGE_SIZE,
             max_running_requests=running,
@@ -114,10 +119,22 @@ class BenchWorld:
         return fed - begin, end - fed
 
 
-def measure(running: int, steps: int, directory: Path) -> dict[str, Any]:
+def bands_of(text: str) -> list[BandGeometry]:
+    """Bands in chain order from names like `full,window:1024,state`; raises ValueError naming a wrong one."""
+    names = text.split(",")
+    wrong = [name for name in names if name not in ("full", "state") and not re.fullmatch(r"window:[1-9]\d*", name)]
+    if wrong or "full" not in names or len(set(names)) < len(names):
+        raise ValueError(f"--bands {text!r}: full, and beside it state and window:TOKENS, each once")
+    windows = sorted((int(name[7:]) for name in names if name.startswith("window")), reverse=True)
+    bands = [BandGeometry("state", "state", UNIT_BYTES)] if "state" in names else []
+    bands += [BandGeometry(f"window:{tokens}", "window", UNIT_BYTES, tokens) for tokens in windows]
+    return [*bands, BandGeometry("full", "full", UNIT_BYTES)]
+
+
+def measure(running: int, steps: int, directory: Path, bands: str = "full") -> dict[str, Any]:
     """The row of one concurrency: milliseconds of core per iteration, microseconds of journal."""
     journal, _ = open_journal(DiskStorage(directory), JournalSettings(policy="os"), bytes(16))
-    world = BenchWorld(running, steps, journal)
+    world = BenchWorld(running, steps, journal, bands_of(bands))
     for _ in range(16):
         world.measure()
     gc.collect()
@@ -126,6 +143,7 @@ def measure(running: int, steps: int, directory: Path) -> dict[str, Any]:
     gc.unfreeze()
     journal.close()
     return {
+        "bands": bands,
         "running": running,
         "steps": steps,
         "step_ms_p50": round(float(np.percentile(core_ns, 50)) / 1e6, 4),
@@ -140,12 +158,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bandmaster bench core", description=__doc__.split("\n")[0])
     parser.add_argument("--running", default="1,64,256,1024", help="running requests, comma-separated")
     parser.add_argument("--steps", type=int, default=1000, help="measured iterations each")
+    parser.add_argument("--bands", default="full", help="bands of the model: full, and with it window:TOKENS and state")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(argv)
     rows = []
     for running in (int(part) for part in options.running.split(",")):
         with tempfile.TemporaryDirectory(prefix="bandmaster-bench-") as directory:
-            rows.append(measure(running, options.steps, Path(directory)))
+            rows.append(measure(running, options.steps, Path(directory), options.bands))
     if options.json:
         print(json.dumps({"rows": rows}))
         return 0

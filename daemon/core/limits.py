@@ -30,3 +30,19 @@ class CoreConfig(msgspec.Struct, frozen=True):
     enable_prefix_caching: bool = True
     checkpoint_interval: int = 256  # tokens between checkpoints of recurrent state; a multiple of `page_size`
     state_cache: str = "extra_buffer"  # or "no_buffer": state is cached at a sequence's end only, `page_size` 1
+
+
+def state_cache_problem(config: CoreConfig) -> str:
+    """Why states of a model with recurrent layers cannot be cached as configured, or nothing."""
+    if not config.enable_prefix_caching:
+        return ""
+    interval, page_size = config.checkpoint_interval, config.page_size
+    if config.state_cache == "no_buffer":
+        if page_size == 1:
+            return ""
+        return f"state_cache no_buffer needs page_size 1, not {page_size}: a sequence may end anywhere in a page"
+    if config.state_cache != "extra_buffer":
+        return f"state_cache {config.state_cache!r} is none of extra_buffer, no_buffer"
+    if interval < 1 or interval % page_size:
+        return f"checkpoint_interval {interval} is no multiple of page_size {page_size}: checkpoints end whole pages"
+    return ""

@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from allocator.capacity import CapacityRefusal, Demand
-from allocator.checks import WARN, Checks
+from allocator.checks import STRICT, WARN, Checks
 from allocator.columns import Int32s
 from allocator.demand import Purpose, RequestSizes, request_demand
 from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
 from allocator.logical.chain import LogicalChain
 from allocator.ops import Flush, Op
-from daemon.core.limits import CoreConfig
+from daemon.core.limits import CoreConfig, state_cache_problem
 from daemon.core.tree import PrefixTree
 
 Parts = Sequence[Int32s | None]
@@ -51,7 +51,7 @@ def smaller(one: Demand, other: Demand) -> Demand:
 
 
 class Memory:
-    """Units of one epoch.
+    """Units of one epoch. Raises InvariantBroken when the model has state that cannot be cached as configured.
 
     `windows` are the bands of sliding windows with their tokens; `state` is the band of state slots or -1, `slots_each`
     how many a request with a row owns (0 without such a band, 2 with a checkpoint slot beside the working one), and
@@ -67,6 +67,9 @@ class Memory:
         bands = self.chain.bands
         self.windows = tuple((index, band.window_tokens) for index, band in enumerate(bands) if band.kind == "window")
         self.state = next((index for index, band in enumerate(bands) if band.kind == "state"), -1)
+        problem = state_cache_problem(config) if self.state >= 0 else ""
+        if problem:
+            raise InvariantBroken("core.state_cache", problem)
         keeps = self.state >= 0 and config.enable_prefix_caching and config.state_cache == "extra_buffer"
         self.checkpoint_interval = config.checkpoint_interval if keeps else 0
         self.slots_each = 0 if self.state < 0 else 2 if keeps else 1
@@ -207,13 +210,17 @@ class Memory:
         if self.chain.checks.level < WARN:
             return
         self.chain.check()
-        if self.cache is None or not any(self.cache.held()):
+        cache = self.cache
+        if cache is None or not any(cache.held()):
             self.chain.check_idle()
+        if cache is None:
             return
-        self.cache.check([])
-        live, held = self.chain.live_units(), self.cache.held()
-        if live != held:
-            raise InvariantBroken("core.leak_at_idle", f"{live} units are live, the cache holds {held}")
+        if self.chain.checks.level >= STRICT:
+            cache.check([])
+        live, held, locked = self.chain.live_units(), cache.held(), cache.locked()
+        if live != held or any(locked) or cache.open_locks:
+            detail = f"{live} units are live, the cache holds {held}, of which {cache.open_locks} locks hold {locked}"
+            raise InvariantBroken("core.leak_at_idle", detail)
 
     def settle(self) -> None:
         """Tell the chain what was given back; every input ends with it, so that no later look can change the ops."""

@@ -27,7 +27,7 @@ def retire(core: CoreState) -> None:
     if not rows.windows:
         return
     going = rows.decode_batch().rows
-    due = going[np.minimum(rows.scheduled[going], rows.floor[going]) >= rows.retire_at[going]]
+    due = going[_reach(core, going) >= rows.retire_at[going]]
     if core.resident is not None:
         row = core.resident.row
         if min(rows.scheduled[row], rows.floor[row]) >= rows.retire_at[row]:
@@ -36,34 +36,45 @@ def retire(core: CoreState) -> None:
         _retire_rows(core, due)
 
 
+def _reach(core: CoreState, going: Rows) -> Int32s:
+    """The position that the windows of each row reach back from."""
+    rows = core.rows
+    assert core.memory is not None, "only an epoch has rows"
+    if not core.memory.checkpoint_interval:
+        return rows.scheduled[going]
+    return np.minimum(rows.scheduled[going], rows.floor[going])
+
+
 def _retire_rows(core: CoreState, due: Rows) -> None:
     memory, rows = core.memory, core.rows
     assert memory is not None, "only an epoch has rows"
-    reach = np.minimum(rows.scheduled[due], rows.floor[due])
+    reach, shared = _reach(core, due), rows.shared[due]
     if memory.retires_by_page:
         reach -= reach % rows.page_size
     parts: list[Int32s | None] = [None] * len(memory.none)
+    ends: list[Int32s] = []
     for at, (band, tokens) in enumerate(memory.windows):
         before = rows.window_first[due, at]
         after = np.maximum(before, (reach - (tokens - 1)) // rows.page_size)
-        assert (after <= rows.pages[due]).all(), "a window ends where the pages do"
-        parts[band] = _entries(rows, due, np.maximum(before, rows.shared[due]), after)
+        parts[band] = _entries(rows, due, np.maximum(before, shared), after)
         rows.window_first[due, at] = after
+        ends.append(after * rows.page_size + (tokens + rows.page_size - 1))
         if memory.cache is not None:
-            for row in due[before < rows.shared[due]].tolist():
+            for row in due[before < shared].tolist():
                 caching.advance(core, row, band, int(rows.window_first[row, at]))
-    tails = rows.window_first[due] * rows.page_size + np.array(rows.windows, np.int32)
-    rows.retire_at[due] = tails.min(axis=1) + (rows.page_size - 1)
+    retire_at = ends[0] if len(ends) == 1 else np.minimum.reduce(ends)
     if memory.retires_by_page:
-        rows.retire_at[due] += -rows.retire_at[due] % rows.page_size
+        retire_at += -retire_at % rows.page_size
+    rows.retire_at[due] = retire_at
     memory.give_back(parts)
 
 
 def _entries(rows: RowTable, due: Rows, first: Int32s, end: Int32s) -> Int32s:
     """Table entries [first, end) of each of `due`, one after the other; none where end is not above first."""
-    counts = np.maximum(end - first, 0)
-    total = int(counts.sum())
-    if not total:
-        return np.zeros(0, np.int32)
+    counts = end - first
+    some = counts > 0
+    if int(counts.max()) <= 1:  # decoding rows cross one page at a time
+        return rows.table[due[some], first[some]]
+    due, first, counts = due[some], first[some], counts[some]
     starts = np.repeat(first - np.cumsum(counts) + counts, counts)
-    return rows.table[np.repeat(due, counts), starts + np.arange(total)]
+    return rows.table[np.repeat(due, counts), starts + np.arange(len(starts))]

@@ -46,7 +46,9 @@ def geometry(pages: int, page_size: int = 4, shape: Shape = FULL_ONLY) -> Geomet
         bands.insert(0, BandGeometry("state", "state", shape.slot_bytes))
     start = max(UNIT_BYTES, *(band.unit_bytes for band in bands))
     stage = StageGeometry(UNIT_BYTES * pages + start, start, bands)
-    return Geometry(page_size, 2 * pages, 2 * pages if shape.state else 0, [stage])
+    smallest = min(band.unit_bytes for band in bands if band.unit_bytes and band.kind != "state")
+    virtual_pages = 2 * pages * max(1, UNIT_BYTES // smallest)
+    return Geometry(page_size, virtual_pages, 2 * pages if shape.state else 0, [stage])
 
 
 def next_token(seed: int, choice: int, history: list[int], vocab_size: int, banned: frozenset[int]) -> int:
