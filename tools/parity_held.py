@@ -122,7 +122,7 @@ def needed_bytes(plan: StoragePlan, tokens: int) -> int:
     for band in plan.bands:
         unit = sum(prod(view.shape) * dtype_bytes(view.dtype) for view in band.planes)
         kind, window = band.geometry.kind, band.geometry.window_tokens
-        kept = min(tokens, window) if kind == "window" else tokens
+        kept = min(tokens, window - 1) if kind == "window" else tokens
         total += unit if kind == "state" else kept * unit // plan.page_size
     return total
 

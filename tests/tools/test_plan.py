@@ -19,7 +19,7 @@ from tools.planning.stages import split_layers
 from tools.rank_driver import Driver, settings
 
 PUBLISHED = Path(__file__).parent / "published"
-GIB = 1 << 30
+ARENA = ("--arena-bytes", "8GiB")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -177,6 +177,14 @@ def test_a_shared_state_is_kept_on_the_grid(tmp_path: Path, capsys: pytest.Captu
     assert shared == {"state": 1, "window:512": 32, "full": 32}
 
 
+def test_pages_of_one_token_hold_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without rounding to pages a request holds what its next token reads, and the alignment of units."""
+    document = run(capsys, published("lfm3-1.7b"), *ARENA, "--page-size", 1, "--no-enable-prefix-caching")
+    assert [row["held_bytes"] for row in document["held_over_needed"]] == [
+        row["needed_bytes"] for row in document["held_over_needed"]
+    ]
+
+
 BAD_MIX = [
     ("", "has no lines"),
     ("{", "line 1 is no JSON"),
@@ -203,7 +211,6 @@ def test_a_bad_mix_is_refused_with_its_line(
     assert said in refusal(capsys, published("lara-mini"), "--arena-bytes", "4GiB", "--mix", file)
 
 
-ARENA = ("--arena-bytes", "8GiB")
 BAD = [
     (("/no/such/place", *ARENA), "'/no/such/place' does not exist"),
     ((PUBLISHED, *ARENA), "config.json does not exist"),

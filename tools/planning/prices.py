@@ -38,8 +38,8 @@ class Price(NamedTuple):
 class Held(NamedTuple):
     """Bytes of one request between two forwards, over all stages.
 
-    `needed_bytes`: of every stored token in full attention, of those that the newest token attends to in windows, and
-    of the state, without page rounding and alignment. `checkpoint_bytes` and `tail_bytes` are beside `held_bytes`.
+    `needed_bytes`: of every stored token in full attention, of those that the next token attends to in windows, and of
+    the state, without page rounding and alignment. `checkpoint_bytes` and `tail_bytes` are beside `held_bytes`.
     """
 
     tokens: int
@@ -79,7 +79,7 @@ def held(plan: Plan, tokens: int) -> Held:
     needed = 0
     for stage in plan.stages:
         for band, size in zip(bands, unpadded_bytes(stage), strict=True):
-            kept = tokens if band.kind == "full" else min(tokens, band.window_tokens)
+            kept = tokens if band.kind == "full" else min(tokens, band.window_tokens - 1)
             needed += size if band.kind == "state" else kept * size // plan.geometry.page_size
     return Held(
         tokens, needed, total_bytes(plan, units), total_bytes(plan, cost.checkpoint), total_bytes(plan, cost.tail)
