@@ -224,7 +224,7 @@ FEATURES: list[tuple[str, dict[str, object], str]] = [
         {"num_hidden_layers": 2},
         "layer 0 is chunked_attention; attention in chunks is not supported",
     ),
-    ("Qwen3_5TextConfig", {}, "layer 0 is linear_attention; the recurrent state of this family is not implemented"),
+    ("OlmoHybridConfig", {}, "layer 0 is linear_attention; the recurrent state of this family is not implemented"),
     ("Gemma3nTextConfig", {}, "layers that share another layer's K/V"),
     ("Gemma3TextConfig", {"use_bidirectional_attention": True}, "attention to later tokens"),
     ("Gemma3TextConfig", {"sliding_window": None}, "layer 0 slides, but the config names no sliding_window"),
