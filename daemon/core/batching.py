@@ -73,6 +73,11 @@ def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     return _commit(core, plan, now_ns, out)
 
 
+def _packed(values: list[int]) -> bytes:
+    """An int32 column; most steps have no chunk and so nothing to pack."""
+    return pack_i32(values) if values else b""
+
+
 def bare_step(core: CoreState) -> Step:
     """A step without a forward: it carries ops and progress, and does not count as in flight."""
     return _seal(core, None, Flight(core.seq + 1, False, core.rows.releases))
@@ -110,10 +115,10 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
         _resend_entries(core, batch.rows, columns)
     flight = _flight(core, plan, final, columns)
     forward = Forward(
-        rows=batch.rows_column + pack_i32(columns.rows),
-        generations=batch.generations_column + pack_i32(columns.generations),
-        starts=starts.tobytes() + pack_i32(columns.starts),
-        counts=batch.counts_column + pack_i32(columns.counts),
+        rows=batch.rows_column + _packed(columns.rows),
+        generations=batch.generations_column + _packed(columns.generations),
+        starts=starts.tobytes() + _packed(columns.starts),
+        counts=batch.counts_column + _packed(columns.counts),
         flags=batch.flags_column + bytes(columns.flags),
         tokens=b"".join(columns.tokens),
         table_rows=b"".join(columns.table_rows),
