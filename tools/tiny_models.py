@@ -74,13 +74,15 @@ MAMBA: dict[str, Any] = {
     "mamba_expand": 2,
     "mamba_chunk_size": 16,
 }
-DELTA: dict[str, Any] = {
+DENSE_DELTA: dict[str, Any] = {
     "head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
     "linear_conv_kernel_dim": 4,
+}
+DELTA: dict[str, Any] = DENSE_DELTA | {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
@@ -166,6 +168,18 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
     "lara_mini": (
         "LaraMiniConfig",
         DELTA | {"num_hidden_layers": 5, "layer_types": [LINEAR, SLIDING, LINEAR, FULL, SLIDING], "sliding_window": 24},
+    ),
+    "qwen3_5_text": ("Qwen3_5TextConfig", DENSE_DELTA | {"layer_types": [LINEAR, FULL, LINEAR, LINEAR]}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", DELTA | {"layer_types": [LINEAR, LINEAR, FULL, LINEAR]}),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            "layer_types": [CONV, FULL, CONV, FULL],
+            "num_dense_layers": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
     ),
     "lfm2": (
         "Lfm2Config",

@@ -175,8 +175,11 @@ STATE_RULES: dict[str, StateRule] = {
     "falcon_h1": _MAMBA.state,
     "nemotron_h": _NEMOTRON.state,
     "qwen3_next": _delta_state,
+    "qwen3_5_text": _delta_state,
+    "qwen3_5_moe_text": _delta_state,
     "lara_mini": _delta_state,
     "lfm2": _short_conv_state,
+    "lfm2_moe": _short_conv_state,
     "lfm3": _short_conv_state,
 }
 """Recurrent families by `model_type`."""

@@ -64,6 +64,19 @@ def test_any_chunk_size_gives_the_same_tokens(place: Path, name: str) -> None:
     assert not compare(reference, [prompt] * len(outputs), outputs)
 
 
+def test_time_steps_are_clamped_wherever_a_prompt_is_cut(place: Path) -> None:
+    """With a limit that binds: all cuts, decode steps too, give what one plain forward of `transformers` gives."""
+    directory = tiny_model(place / "clamped", "nemotron_h", time_step_min=1.5)
+    reference, free = Reference(directory), Reference(tiny_model(place, "nemotron_h"))
+    rng = random.Random(5)
+    prompt = [rng.randrange(2, 211) for _ in range(60)]
+    driver = torch_driver(directory, page_size=16, arena_bytes=16 << 20)
+    first, *others = [driver.generate(0, prompt, 12, chunk) for chunk in (0, 1, 7, 59)]
+    assert others == [first] * 3
+    assert reference.logits(prompt + first)[len(prompt) - 1 : -1].argmax(-1).tolist() == first
+    assert first != free.generate(prompt, 12)[0], "the limit never bound"
+
+
 def test_every_mixer_class_is_compared(place: Path) -> None:
     """Each row of the table of mixers occurs in one of the models above."""
     import transformers

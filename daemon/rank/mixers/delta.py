@@ -1,4 +1,4 @@
-"""Gated delta nets of `transformers` over ragged batches: qwen3_next and lara_mini.
+"""Gated delta nets of `transformers` over ragged batches: qwen3_next, qwen3_5 and lara_mini.
 
 Owns the order of a mixer's products around the state ops; weights stay the module's. Must never keep a state.
 
@@ -30,7 +30,7 @@ class Projected(NamedTuple):
 
 
 class DeltaMixer:
-    """lara_mini: one projection for each input. Called as the module was, with the batch's `states`."""
+    """lara_mini, qwen3_5: one projection for each input. Called as the module was, with the batch's `states`."""
 
     def __init__(self, module: Any) -> None:
         require_silu(module)
@@ -43,7 +43,6 @@ class DeltaMixer:
         self._dt_bias = module.dt_bias.detach().float()
         self._taps = module.conv1d.weight.detach().squeeze(1)
 
-    @torch.inference_mode()
     def __call__(self, hidden_states: Tensor, states: States, **_: Any) -> Tensor:
         """[1, T, hidden] of `hidden_states` [1, T, hidden]."""
         module = self._module

@@ -10,6 +10,7 @@ where a prompt was cut, ours does not.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -34,10 +35,9 @@ class Mamba2Mixer:
         self._mixed = [inner, width, width]
         self._a = -torch.exp(module.A_log.detach().float())
         self._dt_bias = module.dt_bias.detach().float()
-        self._limits = [float(limit) for limit in module.time_step_limit]
+        self._limits = [float(limit) for limit in module.time_step_limit or (0.0, math.inf)]
         self._taps = module.conv1d.weight.detach().squeeze(1)
 
-    @torch.inference_mode()
     def __call__(self, hidden_states: Tensor, states: States, **_: Any) -> Tensor:
         """[1, T, hidden] of `hidden_states` [1, T, hidden]."""
         module, tokens = self._module, hidden_states.shape[1]

@@ -1,4 +1,4 @@
-"""Short convolutions of `transformers` over ragged batches: lfm2 and lfm3.
+"""Short convolutions of `transformers` over ragged batches: lfm2, lfm2_moe and lfm3.
 
 Owns the order of a mixer's products around the state op; weights stay the module's. Must never keep a state.
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from daemon.rank.states import States
@@ -23,7 +22,6 @@ class ShortConvMixer:
         self._layer: int = module.layer_idx
         self._taps = module.conv.weight.detach().squeeze(1)
 
-    @torch.inference_mode()
     def __call__(self, hidden_states: Tensor, states: States, **_: Any) -> Tensor:
         """[1, T, hidden] of `hidden_states` [1, T, hidden]."""
         module = self._module

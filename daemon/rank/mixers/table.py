@@ -20,19 +20,19 @@ MIXERS: dict[str, Callable[[Any], Callable[..., torch.Tensor]]] = {
     "NemotronHMamba2Mixer": Mamba2Mixer,
     "FalconH1Mixer": FalconMixer,
     "Qwen3NextGatedDeltaNet": InterleavedDeltaMixer,
+    "Qwen3_5GatedDeltaNet": DeltaMixer,
+    "Qwen3_5MoeGatedDeltaNet": DeltaMixer,
     "LaraMiniGatedDeltaNet": DeltaMixer,
     "Lfm2ShortConv": ShortConvMixer,
+    "Lfm2MoeShortConv": ShortConvMixer,
     "Lfm3ShortConv": ShortConvMixer,
 }
 """By the name of the module's class."""
 
 
-def bind_mixers(model: torch.nn.Module) -> list[int]:
-    """Replace the forward of every mixer of `MIXERS` in a model that is on its device; the layers bound, ascending."""
-    bound = []
+def bind_mixers(model: torch.nn.Module) -> None:
+    """Replace the forward of every mixer of `MIXERS` in a model that is on its device."""
     for module in model.modules():
         make = MIXERS.get(type(module).__name__)
         if make is not None:
             module.forward = make(module)
-            bound.append(int(module.layer_idx))  # type: ignore[arg-type]
-    return sorted(bound)
