@@ -159,7 +159,26 @@ class PrefixTree:
             if node.parent is None:
                 break
             node = node.parent
+        if touch and self.state >= 0:
+            self._touch_checkpoint(lock.node, stamp)
         self._drop_if_empty(node)
+
+    def _touch_checkpoint(self, node: Node, stamp: int) -> None:
+        """The state nearest to a reader's end is where a continuation starts: it was used, as what it reads was."""
+        at: Node | None = node
+        while at is not None and not at.slot:
+            at = at.parent
+        if at is None:
+            return
+        at.stamps[self.state] = stamp
+        self._order.offer(at, self.state)
+        first = self.window_first(at.end * self.page_size)
+        for band, _ in self.windows:
+            before: Node | None = at
+            while before is not None and before.end > first[band]:
+                before.stamps[band] = stamp
+                self._order.offer(before, band)
+                before = before.parent
 
     def release_state(self, lock: Lock, touch: bool = True) -> None:
         """The state that the lock's match ended with was copied: it may go."""

@@ -152,6 +152,46 @@ def test_the_least_recently_used_goes_first_in_each_component() -> None:
     assert gone == [(1,) * 4, (2,) * 2, (2,) * 4, (3,) * 2, (3,) * 4, (1,) * 2]
 
 
+def test_the_newest_checkpoint_of_a_path_and_its_window_count_as_used_at_the_end() -> None:
+    """Where a conversation would go on outlives what was used before it ended, though it was given earlier."""
+    world = TreeWorld(1, bands((4,), state=True))
+    long = world.enter([1] * 20)
+    for pages in (4, 8):
+        world.give(long, pages, with_state=True)
+    world.retire(long, 1, 17)
+    other = world.enter([2] * 8)
+    world.give(other, 8, with_state=True)
+    world.leave(other)
+    world.give(long, 20)
+    world.leave(long)
+    assert world.tree.match("", np.array([1] * 21), 20).tokens == 8
+    state_of = {entry.slot: prefix for prefix, entry in world.cache[""].items() if entry.slot}
+    gone = [state_of[int(world.tree.evict(lambda freed: freed[0] > 0, only=0)[0][0])] for _ in range(3)]
+    assert gone == [(1,) * 4, (2,) * 8, (1,) * 8]
+    page_of = {entry.page: prefix for prefix, entry in world.cache[""].items()}
+    gone = [page_of[int(world.tree.evict(lambda freed: freed[1] > 0, only=1)[1][0])] for _ in range(4 + 8 + 4)]
+    assert gone[:12] == [(1,) * n for n in range(1, 5)] + [(2,) * n for n in range(1, 9)]
+    assert set(gone[12:]) == {(1,) * n for n in range(5, 9)}
+
+
+def test_content_covers_every_mark_of_a_node() -> None:
+    """The state digest tells two trees apart by whatever could lead to another answer."""
+    world = TreeWorld(1, bands((3,), state=True))
+    row = world.enter([1, 2, 3, 4])
+    world.give(row, 4, with_state=True)
+    node, before = row.lock.node, world.tree.content()
+    for name in ("serial", "start", "slot", "locks", "state_locks"):
+        setattr(node, name, getattr(node, name) + 1)
+        assert world.tree.content() != before, name
+        setattr(node, name, getattr(node, name) - 1)
+    for marks in (node.first, node.stamps):
+        marks[1] += 1
+        assert world.tree.content() != before
+        marks[1] -= 1
+    node.starts[1][2] = 5
+    assert world.tree.content() != before
+
+
 def test_of_the_last_victim_no_more_goes_than_is_needed() -> None:
     """A long leaf gives up exactly the pages that are missing, from its end, and their window units with them."""
     world = TreeWorld(1, bands((4,)))
