@@ -127,7 +127,8 @@ def finish(core: CoreState, request: Request, checkpoint: int) -> None:
     """The request finishes well: give what it wrote, its newest checkpoint, and without checkpoints its state.
 
     `checkpoint` is the position of a state in the checkpoint slot that was not given yet, 0 when there is none.
-    A state that has consumed a token beyond what is given is not given: its label would be wrong.
+    Without checkpoints the state is that after all tokens its forwards consumed, the newest of which may be in flight:
+    whoever reads it is ordered behind that one. A state that consumed a token that was not committed is not given.
     """
     memory, rows, row = core.memory, core.rows, request.row
     assert memory is not None, "only an epoch has rows"
@@ -141,8 +142,11 @@ def finish(core: CoreState, request: Request, checkpoint: int) -> None:
     if checkpoint and give(core, request, tokens[:checkpoint], int(rows.slots[row, 1])):
         rows.slots[row, 1] = 0
         core.totals.checkpoints_given += 1
-    keeps = memory.state >= 0 and memory.checkpoint_interval == 0 and int(rows.scheduled[row]) == written
-    if give(core, request, tokens, int(rows.slots[row, 0]) if keeps and written else 0):
+    consumed, slot = int(rows.scheduled[row]), 0
+    committed = request.prompt_tokens + int(rows.output[row])
+    if memory.state >= 0 and memory.checkpoint_interval == 0 and 0 < written <= consumed <= committed:
+        tokens, slot = sequence_of(core, request, consumed), int(rows.slots[row, 0])
+    if give(core, request, tokens, slot):
         rows.slots[row, 0] = 0
         core.totals.checkpoints_given += 1
 

@@ -7,7 +7,7 @@ import pytest
 
 from allocator.capacity import Demand
 from allocator.checks import STRICT, Checks
-from allocator.columns import i32
+from allocator.columns import i32, i64, pack_i64
 from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
 from allocator.ops import Free, Take
@@ -169,6 +169,28 @@ def test_slots_of_a_step_name_every_row() -> None:
 def test_chunks_are_cut_on_the_grid(interval: int, start: int, count: int, target: int, runs: int) -> None:
     """Where a chunk ends that could run `count` tokens."""
     assert cut(interval, start, count, target) == runs
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("stops", [True, False])
+def test_without_a_second_slot_a_sequence_is_gone_on_from_its_end(overlap: bool, stops: bool) -> None:
+    """`no_buffer`: a next turn starts behind all that the last one consumed, also when it ended by a stop token."""
+    one = world(EVERYTHING, pages=200, caching=True, overlap=overlap, state_cache="no_buffer")
+    one.send("probe", 9, 8)
+    one.run()
+    answer = one.output("probe")
+    stop = pack_i64([answer[-1]]) if stops else b""
+    at = answer.index(answer[-1]) + 1 if stops else len(answer)
+    one.feed(inputs.Controlled(one.now_ns, "flush_cache"))
+    one.send("turn1", 9, 20 if stops else 8, stop_ids=stop)
+    one.run()
+    first = one.output("turn1")
+    assert len(first) == at
+    prompt = [*i64(one.clients["fe", "turn1"].generate.prompt).tolist(), *first]
+    one.send("turn2", [*prompt, 3, 1, 4], 5)
+    one.run()
+    assert one.finished("turn2").cached_tokens == len(prompt) - (0 if stops and overlap else 1)
+    one.check_rest()
 
 
 # --- one decision for all bands --------------------------------------------------------------------------------------

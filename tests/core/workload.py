@@ -35,6 +35,7 @@ def random_config(rng: random.Random) -> CoreConfig:
     return CoreConfig(
         page_size=page_size,
         checkpoint_interval=page_size * rng.choice([1, 2, 3, 8]),
+        state_cache=rng.choice(["extra_buffer", "no_buffer"]) if page_size == 1 else "extra_buffer",
         max_running_requests=rng.choice([1, 2, 4, 7]),
         max_batched_tokens=rng.choice([8, 16, 64]),
         chunked_prefill_size=rng.choice([1, 5, 16, 64]),
