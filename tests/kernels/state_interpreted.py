@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import mmap
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from unittest import mock
 
 import torch
 
+from daemon.rank.states import TORCH_OPS, RecurrentStates
 from daemon.rank.triton_states import TRITON_OPS
 from kernels.state_conv_triton import conv_update
 from kernels.state_mamba2_triton import mamba2_update
 from kernels.state_rows import Singles
 from tests.kernels.state_cases import Cuts, convolution, delta, mamba2
+from tools.rank_driver import Driver, settings
+from tools.tiny_models import tiny_model
 
 MIXED: Cuts = [(1, 0, 34), (1, 2, 1), (5, 1, 3)]
 LONG: Cuts = [(33, 3, 66), (1, 2, 1)]
@@ -41,6 +47,19 @@ def far() -> str:
     return "slot 0 was written" if arena[:200].any() else ""
 
 
+def model(name: str) -> str:
+    """A whole small model over these kernels says what it says over the torch ops; a chunk, a short one and decodes."""
+    with tempfile.TemporaryDirectory() as place:
+        directory = tiny_model(Path(place), name)
+        values: dict[str, object] = {"runner": "torch", "model_path": str(directory), "dtype": "float32"}
+        said = []
+        for ops in (TORCH_OPS, TRITON_OPS):
+            with mock.patch.object(RecurrentStates.__init__, "__defaults__", (ops,)):
+                driver = Driver(settings(**values, arena_bytes=4 << 20))
+                said.append(driver.generate(0, [5, 60, 7, 80, 9, 100, 11, 120, 13], 4, chunk=7))
+    return "" if said[0] == said[1] else f"{said[1]} for {said[0]}"
+
+
 def within(tolerance: float, measure: Callable[..., float], *arguments: object) -> str:
     """Empty, or what is wrong."""
     error = measure(TRITON_OPS, *arguments)
@@ -58,6 +77,8 @@ def cases() -> dict[str, Callable[[], str]]:
     ):
         tolerance = {F32: 1e-6, F16: 2e-3, BF16: 2e-2}[dtype]  # bfloat16 is truncated here
         found[f"conv {taps}"] = partial(within, tolerance, convolution, MIXED, taps, bias, silu, dtype, channels)
+    for name in ("falcon_h1", "qwen3_next", "lfm3"):
+        found[name] = partial(model, name)
     for name, cuts in (("mixed", MIXED), ("long", LONG)):
         for shape in ((4, 2, 8, 16), (3, 1, 5, 7)):
             found[f"mamba2 {name} {shape}"] = partial(within, 5e-6, mamba2, cuts, *shape)
