@@ -41,8 +41,8 @@ def conv_chunks(
     inputs[places] = x[rows.tokens].to(states.dtype)
     inputs[begins] = load_states(states, rows.slots, rows.fresh).transpose(1, 2)
     states[rows.slots] = inputs[ends[:, None] - kept + lane].transpose(1, 2)
-    reach = inputs.shape[0] - kept
-    summed = _finish(_taps([inputs[k : k + reach] for k in range(kept + 1)], weight), bias, silu)
+    wide, reach = inputs.float(), inputs.shape[0] - kept
+    summed = _finish(_taps([wide[k : k + reach] for k in range(kept + 1)], weight), bias, silu)
     out[rows.tokens] = summed[places - kept].to(out.dtype)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from daemon.rank.states import TORCH_OPS
+from kernels import state_rows
 from kernels.state_mamba2 import mamba2_chunks
 from kernels.state_rows import plan_rows
 from tests.kernels.state_cases import Cuts, convolution, delta, mamba2, strided
@@ -42,6 +43,15 @@ def test_mamba2(cuts: Cuts, heads: int, groups: int, dim: int, width: int) -> No
 def test_gated_delta_rule(cuts: Cuts, heads: int, key_heads: int, key_dim: int, value_dim: int) -> None:
     """Recurrent updates and chunks, mixed in every order."""
     assert delta(TORCH_OPS, cuts, heads, key_heads, key_dim, value_dim) < 5e-6
+
+
+def test_rows_are_updated_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States larger than a pass: every row alone, then two at a time, fresh ones among them."""
+    for pass_bytes in (1, 2 * 4 * 8 * 16 * 4):
+        monkeypatch.setattr(state_rows, "PASS_BYTES", pass_bytes)
+        cuts: Cuts = [(1, 0, 0), (1, 0, 1), (1, 1, 1), (1, 1, 1)]
+        assert mamba2(TORCH_OPS, cuts, 4, 2, 8, 16) < 2e-6
+        assert delta(TORCH_OPS, cuts, 4, 2, 8, 16) < 5e-6
 
 
 def test_a_row_with_nan_spoils_no_other() -> None:
