@@ -15,7 +15,7 @@ from daemon.core.scheduler import SchedulerCore
 from tests.core.workload import FAMILIES, Workload
 from tests.core.world import World
 
-SEEDS_EACH = 40
+SEEDS_EACH = 30
 FAMILY_OF = sorted(FAMILIES)
 
 
@@ -33,11 +33,15 @@ def test_random_workloads_keep_every_promise(block: int, pressed: bool) -> None:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("caching", [False, True])
 def test_random_workloads_of_every_family_of_models(family: str, caching: bool) -> None:
-    """The same with windows, state and a cache: units of all bands are conserved, rows read what their tokens wrote."""
+    """The same with windows, state and a cache: each unit has one owner, rows read what their own tokens wrote."""
     cached = checkpoints = 0
     for seed in range(SEEDS_EACH):
         try:
-            world = Workload(seed, pressed=seed % 3 == 0, family=family, caching=caching).run(100)
+            workload = Workload(seed, pressed=seed % 3 == 0, family=family, caching=caching)
+            for _ in range(100):
+                workload.act()
+                workload.world.check_owners()
+            world = workload.run(0)
         except AssertionError as failure:
             raise AssertionError(f"family {family}, seed {seed}, caching {caching}") from failure
         cached += world.core.gauges()["cached_tokens_total"]

@@ -249,6 +249,22 @@ class World:
         assert g["running"] + g["prefilling"] <= self.config.max_running_requests
         assert min(g.values()) >= 0
 
+    def check_owners(self) -> None:
+        """Every live unit has one owner, a row or the cache; the cache's own books are right for the rows' locks."""
+        core = self.core._state
+        if core.memory is None:
+            return
+        owned = [owner for owner in core.rows.owners if owner is not None]
+        held = [[len(ids) for ids in core.rows.held(owner.row)] for owner in owned]
+        cache = core.memory.cache
+        held.append(list(cache.held()) if cache is not None else [0] * len(core.memory.none))
+        assert tuple(map(sum, zip(*held, strict=True))) == core.memory.live_units()
+        if cache is not None:
+            cache.check([owner.lock for owner in owned if owner.lock is not None])
+            for owner in owned:
+                assert owner.lock is not None
+                assert owner.lock.pages == core.rows.shared[owner.row], "what a row shares it locks"
+
     def check_rest(self) -> None:
         """At rest nothing is held, and every accepted choice has ended exactly once with what it must have produced."""
         assert self.core.gauges()["live"] == 0
