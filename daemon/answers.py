@@ -115,8 +115,8 @@ class Answers:
         return False, _json({"blocked_by": f"the order was not carried out within {FLUSH_WITHIN_S:g} s"})
 
     def _readers(self) -> list[str]:
-        """Ids of the requests that hold memory, and so may read what the prefix cache keeps."""
-        return [entry["id"] for entry in self._daemon.core.view()["requests"] if entry["row"] >= 0]
+        """Ids of the requests whose page tables name pages of the prefix cache."""
+        return [entry["id"] for entry in self._daemon.core.view()["requests"] if entry["shared_pages"]]
 
 
 def _by_band(numbers: dict[str, int], prefix: str) -> dict[str, int]:

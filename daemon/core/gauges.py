@@ -95,6 +95,16 @@ def _describe(core: CoreState, request: Request, now_ns: int | None) -> dict[str
         "max_output": request.max_output,
         "extent": [request.scheduled_tokens, request.target_tokens],
         "pages": int(rows.pages[row]) if on_row else 0,
+        "shared_pages": int(rows.shared[row]) if on_row else 0,
+        "held_units": _held(core, row) if on_row else {},
+        "cached_tokens": request.cached_tokens,
+        "hit_cut": request.hit_cut,
         "retractions": request.retractions,
         "waits_for": request.last_wait,
     }
+
+
+def _held(core: CoreState, row: int) -> dict[str, int]:
+    """Units that a row owns, by band; what it reads of the prefix cache is not among them."""
+    assert core.memory is not None, "only an epoch has rows"
+    return {band.name: len(ids) for band, ids in zip(core.memory.chain.bands, core.rows.held(row), strict=True)}

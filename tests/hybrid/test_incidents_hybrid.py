@@ -297,6 +297,27 @@ def test_H5_a_retraction_frees_the_pages_that_it_promised(toy: Toy) -> None:
     close(engine)
 
 
+def test_M3_a_live_request_shows_what_it_holds_of_every_kind() -> None:
+    """Stage, age, units per kind, shared pages, the hit, what it waits for; the sums are the chain's."""
+    engine = world(rows=1)
+    engine.generate(ids(15, 200), 1)
+    runs, waits = engine.submit(ids(15, 190) + ids(16, 10), 100), engine.submit(ids(17, 20), 5)
+    while len(runs.tokens) < 10:
+        engine.turn()
+    view, other = (engine.core.request_view(sent.number, engine.now_ns) for sent in (runs, waits))
+    assert view is not None
+    assert other is not None
+    assert (view["stage"], view["hit_cut"]) == ("running", "state")
+    assert view["cached_tokens"] == runs.cached[0] > 0
+    assert view["age_ms"] > 0
+    assert view["shared_pages"] >= view["cached_tokens"] // PAGE
+    own = (view["held_units"][band.name] for band in engine.bands)
+    assert tuple(mine + cached for mine, cached in zip(own, held(engine), strict=True)) == engine.live_units()
+    assert (other["stage"], other["held_units"], other["waits_for"]) == ("waiting", {}, "rows")
+    engine.run()
+    close(engine)
+
+
 @pytest.mark.parametrize("mode", ["extra_buffer", "no_buffer"])
 def test_U8_slots_at_the_peak_are_those_that_admission_charged(mode: str) -> None:
     """One request alone, below the first checkpoint: two slots with a checkpoint slot, one without."""
