@@ -1,9 +1,10 @@
 """Pressure: the relief ladder, for when the next step does not fit.
 
-Owns the rungs and the choice of victims. Must never admit anything, and never raise because memory is short. The rungs
-0 (reclaim from the prefix tree) and 1 (spill to the host tier) have nothing to give while there is neither; what is
-here are rungs 2 to 4. Invariants: the ladder stops as soon as the step fits; the last request that can go on is never
-a victim; a parked request keeps what it holds and is retried in every step.
+Owns the rungs and the choice of victims. Must never admit anything, and never raise because memory is short. Rung 0,
+what the prefix cache can give back, is in every answer of `memory`; rung 1 (spill to the host tier) has nothing to give
+while there is none; what is here are rungs 2 to 4. Windows were retired before the first question. Invariants: the
+ladder stops as soon as the step fits; the last request that can go on is never a victim; a parked request keeps what it
+holds and is retried in every step.
 
     decode rows short of pages:  throttle admissions -> retract, one by one -> park the youngest rows
     resident chunk short:        shrink -> park -> end with reason memory when nothing else holds any
