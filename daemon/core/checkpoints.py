@@ -6,7 +6,7 @@ row has at most one kept state, the newest; as long as it waits, the windows kee
 (`floor`); a gift takes one fresh slot or nothing happens.
 
     forward ends at a grid point -> next step copies working -> checkpoint slot (kept)
-    that forward is processed    -> pages and state to the cache, a fresh slot to the row (given)
+    that forward was processed   -> pages and state to the cache, a fresh slot to the row (given)
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def keep(core: CoreState) -> None:
     seq = next((flight.seq for flight in reversed(core.flights) if flight.forward), core.processed_through)
     for row, position in zip(due.tolist(), positions.tolist(), strict=True):
         core.keeps.append(Keep(row, int(rows.generation[row]), position, seq))
+    if seq <= core.processed_through:  # nothing is in flight: the next chunk could overwrite it before a report comes
+        give_ready(core)
 
 
 def give_ready(core: CoreState) -> None:
