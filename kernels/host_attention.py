@@ -31,13 +31,15 @@ SPREAD_KV_HEADS_MAX = 4  # block-diagonal products waste a factor of the number 
 SPREAD_COST_MIN = 900  # padded keys plus ROW_COST per row, below which the fused kernel is used
 ROW_COST = 64
 SCORES_MAX = 1 << 24  # scores held at once where the fused kernel does not make them
+SCRATCH_MIN = 1 << 18  # elements: what is smaller is taken from the allocator, which keeps it
+GROWTH = 4  # scratch memory grows by this part of what it needs, so that it does not grow at every step
 QUERY_TILE = 128  # prefill queries per call: keys after a tile's last query are not read
 
 
 class DecodeGroup(NamedTuple):
-    """Rows with one query each: `queries` int64[b] or a slice of T; `pages` int64[b * n]; keys [begin, end) of those.
+    """Rows with one query each: `queries` int64[b] or a slice of T; `pages` int64[b * n] that they see.
 
-    Without a bias these are exactly the keys that every row sees; with one, it masks what a row does not see.
+    Without a bias every row sees exactly the keys [begin, end) of its pages; with one, it masks what a row does not.
     """
 
     queries: Tensor | slice
@@ -63,6 +65,28 @@ class PrefillChunk(NamedTuple):
     first: int
     pages: Tensor
     tiles: list[PrefillTile]
+
+
+class Scratch:
+    """Memory that pages are gathered into, kept from layer to layer and from step to step.
+
+    Blocks of this size are given back to the system and taken again, page by page, when each layer allocates its own;
+    `bandmaster bench model --concurrency 32 --dtype float32` shows it.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def gather(self, plane: str, pages: Tensor, chosen: Tensor) -> Tensor:
+        """[n, elements] of `pages` [units, elements] at `chosen` int64[n]; void at the next call for this plane."""
+        count = chosen.numel() * pages.shape[1]
+        if count < SCRATCH_MIN:
+            return pages.index_select(0, chosen)
+        block = self._blocks.get((plane, pages.dtype))
+        if block is None or block.numel() < count:
+            block = torch.empty(count + count // GROWTH, dtype=pages.dtype)
+            self._blocks[plane, pages.dtype] = block
+        return torch.index_select(pages, 0, chosen, out=block[:count].view(chosen.numel(), pages.shape[1]))
 
 
 class HostPlan(NamedTuple):
@@ -151,9 +175,9 @@ def _decode_group(
     at = offsets[rows]
     in_order = whole and int(at[-1]) - int(at[0]) == rows.size - 1 and bool((np.diff(at) == 1).all())
     queries = slice(int(at[0]), int(at[0]) + rows.size) if in_order else torch.from_numpy(at)
-    begin = int(leads.min())
-    if begin == int(leads.max()) and end == int(ends.min()):
-        return DecodeGroup(queries, flat, begin, end, None)
+    # Cut keys of one row cost nothing, those of several leave gaps between the rows: then a mask is cheaper.
+    if rows.size == 1 or (not leads.any() and int(ends.min()) == pages * page_size):
+        return DecodeGroup(queries, flat, int(leads[0]), end, None)
     key = np.arange(pages * page_size)
     unseen = (key < leads[:, None]) | (key >= ends[:, None])
     bias = torch.zeros(rows.size, 1, key.size).masked_fill_(torch.from_numpy(unseen)[:, None], -math.inf)
@@ -181,21 +205,24 @@ def attend(
     k_pages: Tensor,
     v_pages: Tensor,
     kv_heads: int,
+    scratch: Scratch,
     scale: float,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of a whole ragged batch: `q` [T, heads, d], pages [units, page elements], sinks [heads].
 
-    Returns [T, heads, d_v] of q's dtype.
+    `scratch` is overwritten. Returns [T, heads, d_v] of q's dtype.
     """
     value_dim = v_pages.shape[1] * q.shape[2] // k_pages.shape[1]
     out = q.new_empty(q.shape[0], q.shape[1], value_dim)
     rules = Rules(scale, softcap, None if sinks is None else sinks.float())
     for group in plan.groups:
-        out[group.queries] = _decode(group, q[group.queries], k_pages, v_pages, kv_heads, rules)
+        k, v = scratch.gather("k", k_pages, group.pages), scratch.gather("v", v_pages, group.pages)
+        out[group.queries] = _decode(group, q[group.queries], k, v, kv_heads, rules)
     for chunk in plan.chunks:
-        _prefill(chunk, q, k_pages, v_pages, kv_heads, rules, out)
+        k, v = scratch.gather("k", k_pages, chunk.pages), scratch.gather("v", v_pages, chunk.pages)
+        _prefill(chunk, q, k, v, kv_heads, rules, out)
     return out
 
 
@@ -211,8 +238,11 @@ class Rules(NamedTuple):
         """Whether torch's fused kernel covers them."""
         return not self.softcap and self.sinks is None
 
-    def weights(self, products: Tensor, bias: Tensor | None) -> Tensor:
-        """float32 weights of `products` [..., heads, t, n]; `bias` broadcasts against it."""
+    def weights(self, products: Tensor, bias: Tensor | None, behind: int = 2) -> Tensor:
+        """float32 weights of `products` [..., heads, t, n], or without the t where one dimension is `behind` heads.
+
+        `bias` broadcasts against them, whose memory may be used for the result.
+        """
         scores = products.float().mul_(self.scale) if products.dtype != torch.float32 else products.mul_(self.scale)
         if self.softcap:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)
@@ -220,18 +250,19 @@ class Rules(NamedTuple):
             scores += bias
         if self.sinks is None:
             return torch.softmax(scores, -1)
-        sinks = self.sinks[:, None, None]
+        sinks = self.sinks.view(-1, *[1] * behind)
         peak = torch.maximum(scores.amax(-1, keepdim=True), sinks)
         weights = scores.sub_(peak).exp_()
         return weights.div_(weights.sum(-1, keepdim=True).add_(torch.exp(sinks - peak)))
 
 
-def _decode(group: DecodeGroup, q: Tensor, k_pages: Tensor, v_pages: Tensor, kv_heads: int, rules: Rules) -> Tensor:
-    """Single queries [b, heads, d] over their gathered keys; [b, heads, d_v]."""
+def _decode(group: DecodeGroup, q: Tensor, k: Tensor, v: Tensor, kv_heads: int, rules: Rules) -> Tensor:
+    """Single queries [b, heads, d] over their gathered pages [b * n, elements]; [b, heads, d_v]."""
     rows, heads, dim = q.shape
-    k = k_pages.index_select(0, group.pages).view(rows, -1, kv_heads, dim)[:, group.begin : group.end]
-    v = v_pages.index_select(0, group.pages).view(rows, -1, kv_heads, v_pages.shape[1] * dim // k_pages.shape[1])
-    v = v[:, group.begin : group.end]
+    k = k.view(rows, -1, kv_heads, dim)
+    v = v.view(rows, k.shape[1], kv_heads, -1)
+    if group.bias is None:
+        k, v = k[:, group.begin : group.end], v[:, group.begin : group.end]
     grouped = q.view(rows, kv_heads, heads // kv_heads, dim)
     few = kv_heads <= SPREAD_KV_HEADS_MAX
     if q.dtype == torch.bfloat16 and few and rows * (k.shape[1] + ROW_COST) >= SPREAD_COST_MIN:
@@ -254,7 +285,7 @@ def _spread(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rules: Rules) 
     for head in range(kv_heads):
         wide[:, head, :, head] = q[:, head]
     products = torch.bmm(wide.view(rows, kv_heads * size, kv_heads * dim), k.flatten(2).transpose(1, 2))
-    weights = rules.weights(products.unsqueeze(2), None if bias is None else bias.unsqueeze(1)).squeeze(2)
+    weights = rules.weights(products, bias, behind=1)
     mixed = torch.bmm(weights.to(q.dtype), v.flatten(2)).view(rows, kv_heads, size, kv_heads, -1)
     out = q.new_empty(rows, kv_heads, size, v.shape[-1])
     for head in range(kv_heads):
@@ -262,13 +293,11 @@ def _spread(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rules: Rules) 
     return out.flatten(1, 2)
 
 
-def _prefill(
-    chunk: PrefillChunk, q: Tensor, k_pages: Tensor, v_pages: Tensor, kv_heads: int, rules: Rules, out: Tensor
-) -> None:
-    """The queries of one chunk over its gathered keys, tile by tile, into `out`."""
+def _prefill(chunk: PrefillChunk, q: Tensor, k: Tensor, v: Tensor, kv_heads: int, rules: Rules, out: Tensor) -> None:
+    """The queries of one chunk over its gathered pages [n, elements], tile by tile, into `out`."""
     dim = q.shape[2]
-    k = k_pages.index_select(0, chunk.pages).view(-1, kv_heads, dim)
-    v = v_pages.index_select(0, chunk.pages).view(k.shape[0], kv_heads, -1)
+    k = k.view(-1, kv_heads, dim)
+    v = v.view(k.shape[0], kv_heads, -1)
     k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
     for begin, end, low, high, mask in chunk.tiles:
         queries = q[chunk.first + begin : chunk.first + end].transpose(0, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from daemon.rank.batch import Batch
 from daemon.rank.paged_attention import AttentionSpec, HostAttention, LayerViews, pages_for
-from kernels.host_attention import HostPlan, attend, plan_attention
+from kernels.host_attention import HostPlan, Scratch, attend, plan_attention
 from kernels.host_library import LANES, SUFFIXES, Attention, HostLibrary, scratch_floats
 
 COLUMNS = ("write_pages", "write_slots", "queries", "begins", "ends", "tables")
@@ -40,6 +40,7 @@ class CompiledAttention:
         self._batch: Batch
         self._plans: dict[tuple[int, int], Rows] = {}
         self._scratch = torch.empty(0)
+        self._gathered = Scratch()  # the chunks' pages
 
     def begin(self, batch: Batch) -> None:
         """Take the batch; its plans are built by the first layer of each band."""
@@ -65,8 +66,8 @@ class CompiledAttention:
             arguments.rows = 0
             self._library.attend(arguments, q.dtype)
             arguments.tokens, arguments.rows = 0, rows
-            rules = (spec.scale, spec.softcap, spec.sinks)
-            out = attend(plan.chunks, q, view.k_pages, view.v_pages, view.kv_heads, *rules)
+            places = (view.k_pages, view.v_pages, view.kv_heads, self._gathered)
+            out = attend(plan.chunks, q, *places, spec.scale, spec.softcap, spec.sinks)
         arguments.out = out.data_ptr()
         self._library.attend(arguments, q.dtype)
         return out

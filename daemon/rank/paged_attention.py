@@ -17,7 +17,7 @@ from torch import Tensor
 
 from allocator.plan import PlaneView, StoragePlan
 from daemon.rank.batch import BandPages, Batch
-from kernels.host_attention import HostPlan, attend, plan_attention
+from kernels.host_attention import HostPlan, Scratch, attend, plan_attention
 
 
 class AttentionSpec(NamedTuple):
@@ -93,6 +93,7 @@ class HostAttention:
         self._views = views
         self._batch: Batch
         self._plans: dict[tuple[int, int], HostPlan] = {}
+        self._scratch = Scratch()
 
     def begin(self, batch: Batch) -> None:
         """Take the batch; its plans are built by the first layer of each band."""
@@ -105,7 +106,8 @@ class HostAttention:
         plan = self._plans.get((view.band, spec.window)) or self._plan(view, spec.window)
         view.k[plan.write_pages, plan.write_slots] = k
         view.v[plan.write_pages, plan.write_slots] = v
-        return attend(plan, q, view.k_pages, view.v_pages, view.kv_heads, spec.scale, spec.softcap, spec.sinks)
+        places = (view.k_pages, view.v_pages, view.kv_heads, self._scratch)
+        return attend(plan, q, *places, spec.scale, spec.softcap, spec.sinks)
 
     def _plan(self, view: LayerViews, window: int) -> HostPlan:
         batch = self._batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from kernels import host_attention, reference
-from kernels.host_attention import attend, plan_attention
+from kernels.host_attention import Scratch, attend, plan_attention
 from tests.kernels.scenes import Scene, Shape, dense_attention, make_scene
 
 NOWHERE = (np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+SCRATCH = Scratch()  # one for all tests, as a rank has one for all steps
 # (start, count) of each row, in batch order
 BATCHES = {
     "one query": [(0, 1)],
@@ -40,6 +42,15 @@ RULES = [
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products on several threads wait for each other where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def sinks_of(heads: int) -> Tensor:
     """Sinks that weigh as much as a few keys."""
     return torch.linspace(-1.0, 3.0, heads)
@@ -50,7 +61,7 @@ def run(scene: Scene, shape: Shape, scale: float, window: int, softcap: float, s
     places = (scene.starts, scene.counts, scene.offsets, scene.first, scene.tables)
     plan = plan_attention(*places, NOWHERE, shape.page, window, shape.dtype)
     pages = (scene.k_view.flatten(1), scene.v_view.flatten(1))
-    return attend(plan, scene.q, *pages, shape.kv_heads, scale, softcap, sinks)
+    return attend(plan, scene.q, *pages, shape.kv_heads, SCRATCH, scale, softcap, sinks)
 
 
 def compare(scene: Scene, shape: Shape, scale: float, window: int, softcap: float, sinks: Tensor | None) -> None:
