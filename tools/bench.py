@@ -18,6 +18,8 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     ),
     "serve": ("tools.bench_serve", "a server over HTTP: tokens per second and latencies at given concurrencies"),
     "idle": ("tools.bench_idle", "processor time of all processes of a server that has nothing to do"),
+    "floor": ("tools.bench_floor", "a decode step beside the bare products of the model's shapes"),
+    "kernels": ("tools.bench_kernels", "the kernels of this machine, beside a measured copy and a measured product"),
     "model": ("tools.bench_model", "the forward of a model on this machine, beside `transformers`"),
 }
 

@@ -47,7 +47,7 @@ class Ours:
             arena_bytes=ARENA_BYTES,
             mem_fraction_ppm=0,
             threads=options.threads,
-            options={"model_impl": options.model_impl},
+            options={"model_impl": options.model_impl, "host_kernels": options.host_kernels},
         )
         self._driver = Driver(settings, TorchRunner(settings, 0, 0))
         self.versions = self._driver.prepared.versions
@@ -61,6 +61,26 @@ class Ours:
         driver.step([(row, prompt, True) for row, prompt in enumerate(prompts)])
         for _ in range(tokens - 1):
             driver.step([(row, None, True) for row in range(len(prompts))])
+        return self._ended(prompts)
+
+    def steps(self, prompts: list[list[int]], count: int, before: Callable[[], object] = lambda: None) -> list[float]:
+        """Seconds of each of `count` decode steps of all rows together, behind a first one; `before` runs between."""
+        driver, rows = self._driver, range(len(prompts))
+        for row in rows:
+            driver.start(row)
+        driver.step([(row, prompts[row], True) for row in rows])
+        work: list[tuple[int, list[int] | None, bool]] = [(row, None, True) for row in rows]
+        driver.step(work)
+        taken_s = []
+        for _ in range(count):
+            before()
+            taken_s.append(timed(partial(driver.step, work)))
+        self._ended(prompts)
+        return taken_s
+
+    def _ended(self, prompts: list[list[int]]) -> list[list[int]]:
+        """End the first rows; what they made behind their prompts."""
+        driver = self._driver
         made = [driver.rows[row].tokens[len(prompt) :] for row, prompt in enumerate(prompts)]
         for row in range(len(prompts)):
             driver.end(row)
@@ -140,6 +160,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="ours")
     parser.add_argument("--reference-dtype", nargs="*", default=["float32", "bfloat16"], help="dtypes of transformers")
     parser.add_argument("--model-impl", default="auto", help="auto, native or generic")
+    parser.add_argument("--host-kernels", default="auto", help="auto, torch or compiled")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one object with a list `rows`")
     return parser.parse_args(argv)

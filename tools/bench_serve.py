@@ -1,8 +1,10 @@
 """`bandmaster bench serve`: a server measured from outside, over HTTP, with streams.
 
 Owns the rounds and their presentation; the load is `tools.http_load`, an own server `tools.own_server`. Must never mix
-two concurrencies in one row. With `--beside-transformers` each round is followed by single-stream `generate` of
-`transformers` on the same weights and prompts, in turns, because a machine's speed drifts.
+two concurrencies or two loads in one row. Sides take turns, round by round, because a machine's speed drifts: the own
+server (or the one at `--url`), other servers (`--beside NAME=URL`), single-stream `generate` of `transformers`
+(`--beside-transformers`) and the bare products of the model's shapes (`--beside-floor`). What is compared is medians of
+the same rounds. A server that is not measured at the moment is idle, so it takes no part of the machine.
 """
 
 from __future__ import annotations
@@ -10,59 +12,85 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+import tempfile
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import trio
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tools.http_load import Load, percentile, run_load, summary
+from daemon.rank.convert import prepare_model
+from daemon.rank.errors import RankError
+from tools.http_load import PROMPT_ID_HIGH, PROMPT_ID_LOW, Load
 from tools.own_server import OwnServer, ServerFailed
-from tools.reference import Reference
+from tools.serve_sides import FloorSide, ReferenceSide, ServerSide, Shape, Side
 
 COLUMNS = (
+    ("load", "load"),
     ("concurrency", "conc."),
-    ("requests", "reqs"),
-    ("errors", "err."),
+    ("side", "side"),
     ("output_tok_s", "tok/s"),
+    ("beside", "x"),
     ("ttft_ms_p50", "TTFT p50 ms"),
     ("ttft_ms_p99", "p99"),
     ("itl_ms_p50", "ITL p50 ms"),
     ("itl_ms_p99", "p99"),
-    ("e2e_ms_p50", "e2e p50 ms"),
-    ("e2e_ms_p99", "p99"),
+    ("cached_share", "cached"),
 )
-WARM_UP_INDEX = 1_000_000  # prompts of the warm-up are never those of a measured request
+OWN = "bandmaster"
+TABLE_WIDTH = 110  # below it headings are cut
+SERVED = "the served model"  # no directory has this name
+
+
+class Key(NamedTuple):
+    """What one row is about."""
+
+    load: Shape
+    concurrency: int
+    side: str
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="bandmaster bench serve", description=(__doc__ or "").splitlines()[0])
+    made = argparse.ArgumentParser(prog="bandmaster bench serve", description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--url", default="", help="a running server; without it one is started and stopped")
-    made.add_argument("--model", default="", help="the model's name; default: the first that the server lists")
+    made.add_argument("--model", default="", help="the model's name there; default: the first that the server lists")
+    made.add_argument("--family", default="", help="serve a small random model of this family, from a fixed seed")
     made.add_argument("--api-key", default="", help="bearer token")
-    made.add_argument("--concurrency", default="1,16", help="comma-separated list [1,16]")
+    made.add_argument("--concurrency", default="1,8,32", help="comma-separated list [1,8,32]")
     made.add_argument(
-        "--requests", type=int, default=0, help="requests of each row [4 times its concurrency, 8 at least]"
+        "--load",
+        nargs="+",
+        default=["128/64"],
+        metavar="[SHARED+]IN/OUT",
+        help="tokens in and out, with SHARED tokens that all prompts begin with [128/64], for example 1024+64/32",
     )
-    made.add_argument("--prompt-tokens", type=int, default=128)
-    made.add_argument("--output-tokens", type=int, default=64)
-    made.add_argument("--rounds", type=int, default=1, help="repeat everything; the row with the median rate is shown")
+    made.add_argument("--requests", type=int, default=0, help="requests of a row [4 times its concurrency, 8 at least]")
+    made.add_argument("--rounds", type=int, default=1, help="turns of everything; medians count")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--plain", action="store_true", help="send no extension fields (ignore_eos, return_token_ids)")
+    made.add_argument("--beside", action="append", default=[], metavar="NAME=URL", help="another server; repeatable")
     made.add_argument(
         "--beside-transformers",
         default="",
+        nargs="?",
+        const=SERVED,
         metavar="DIR",
-        help="after each round also run single-stream generate of transformers on this model directory",
+        help="single-stream generate on this model, without DIR on the served one",
     )
-    made.add_argument("--reference-dtype", default="float32", choices=("float32", "bfloat16"))
+    made.add_argument("--reference-dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    made.add_argument(
+        "--beside-floor",
+        default="",
+        nargs="?",
+        const=SERVED,
+        metavar="DIR",
+        help="the bare products of this model's shapes",
+    )
     made.add_argument("--json", action="store_true", help="one object with a list `rows`")
     made.add_argument("serve", nargs="*", help="behind `--`: flags of an own `bandmaster serve`")
     return made
@@ -76,125 +104,148 @@ def concurrencies(text: str) -> list[int]:
     return found
 
 
-@contextlib.contextmanager
-def progress_bar(quiet: bool, total: int, text: str) -> Iterator[Callable[[], None]]:
-    """A bar on standard error; yields what advances it by one."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda: bar.advance(task)
-
-
-def measure(load: Load, concurrency: int, requests: int, quiet: bool) -> dict[str, Any]:
-    """One row: a warm-up request, then `requests` at this concurrency."""
-    warm = replace(load, output_tokens=min(load.output_tokens, 4))
-    _, warmed = trio.run(run_load, warm, [WARM_UP_INDEX], 1)
-    if warmed[0].error:
-        raise ServerFailed(f"the first request failed: {warmed[0].error}")
-    with progress_bar(quiet, requests, f"concurrency {concurrency}") as advance:
-        wall_s, results = trio.run(run_load, load, range(requests), concurrency, advance)
-    row = summary(wall_s, results, concurrency)
-    row |= {"prompt_tokens": load.prompt_tokens, "first_error": next((r.error for r in results if r.error), "")}
-    return row
-
-
-def measure_reference(reference: Reference, load: Load, requests: int, quiet: bool) -> dict[str, Any]:
-    """One row for `transformers`: the same prompts, one after the other."""
-    took_s = []
-    with progress_bar(quiet, requests, "transformers") as advance:
-        for index in range(requests):
-            began = time.monotonic()
-            reference.generate(load.prompt(index), load.output_tokens, stop_at_eos=False)
-            took_s.append(time.monotonic() - began)
-            advance()
-    tokens = requests * load.output_tokens
-    return {
-        "concurrency": "transformers",
-        "requests": requests,
-        "errors": 0,
-        "wall_s": round(sum(took_s), 3),
-        "output_tokens": tokens,
-        "output_tok_s": round(tokens / sum(took_s), 2),
-        "e2e_ms_p50": round(percentile(took_s, 0.5) * 1000, 2),
-        "e2e_ms_p99": round(percentile(took_s, 0.99) * 1000, 2),
-        "prompt_tokens": load.prompt_tokens,
-        "threads": reference.threads,
-    }
+def peers(texts: list[str]) -> dict[str, str]:
+    """Name and URL of every `NAME=URL`; raises ValueError for another form or a name twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, sign, url = text.partition("=")
+        if not (name and sign and url) or name in found or name == OWN:
+            raise ValueError(f"--beside {text}: NAME=URL, each name once, none of them {OWN}")
+        found[name] = url.rstrip("/")
+    return found
 
 
 def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row with the median rate, and the rates of all rounds beside it."""
-    ordered = sorted(rows, key=lambda row: float(row["output_tok_s"]))
-    chosen = ordered[(len(ordered) - 1) // 2]
-    return {**chosen, "rounds_tok_s": [row["output_tok_s"] for row in rows]}
+    """One row of all rounds: every number's median, the rates of all rounds beside it."""
+    merged = dict(rows[-1])
+    for name in rows[-1]:
+        values = [row.get(name) for row in rows]
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if name not in ("errors", "requests", "threads") and len(numbers) == len(values):
+            merged[name] = round(statistics.median(numbers), 4)
+    merged["errors"] = sum(row["errors"] for row in rows)
+    merged["first_error"] = next((row["first_error"] for row in rows if row.get("first_error")), "")
+    merged["rounds_tok_s"] = [row["output_tok_s"] for row in rows]
+    return merged
 
 
-def all_rounds(load: Load, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every round in turn; one row per concurrency, then one for `transformers` where it was asked for."""
-    wanted = concurrencies(options.concurrency)
-    rows: dict[Any, list[dict[str, Any]]] = {concurrency: [] for concurrency in wanted}
-    reference = None
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Set `beside` of every other side's row: how many times its rate ours is, the median over rounds."""
+    own = {(row["load"], row["concurrency"]): row["rounds_tok_s"] for row in rows if row["side"] == OWN}
+    for row in rows:
+        ours = own.get((row["load"], row["concurrency"]), own.get((row["load"], 1), []))
+        if row["side"] != OWN and ours and all(row["rounds_tok_s"]):
+            ratios = [a / b for a, b in zip(ours, row["rounds_tok_s"], strict=True)]
+            row["beside"] = round(statistics.median(ratios), 3)
+
+
+def all_rounds(sides: list[Side], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every round in turn; one row for each load, concurrency and side."""
+    found: dict[Key, list[dict[str, Any]]] = {}
+    shapes = [Shape.parse(text) for text in options.load]
+    for turn in range(options.rounds):
+        for shape in shapes:
+            for concurrency in concurrencies(options.concurrency):
+                requests = options.requests or max(8, 4 * concurrency)
+                for side in sides:
+                    if concurrency in side.concurrencies(concurrencies(options.concurrency)):
+                        row = side.measure(shape, concurrency, requests, turn)
+                        found.setdefault(Key(shape, concurrency, side.name), []).append(row)
+    merged = [
+        {"load": str(key.load), "side": key.side, **middle(rows), "concurrency": key.concurrency}
+        for key, rows in found.items()
+    ]
+    compare(merged)
+    return merged
+
+
+def served_directory(options: argparse.Namespace, place: Path) -> tuple[Path | None, tuple[int, int]]:
+    """The model that an own server will serve, and token ids that it has; None where it is not made or named here."""
+    if options.family:
+        from tools.bench_family import family_model
+
+        return family_model(place, options.family)
+    named = [flag for flag in options.serve[:1] if not flag.startswith("-")]
+    return (Path(named[0]) if named else None), (PROMPT_ID_LOW, PROMPT_ID_HIGH)
+
+
+def open_sides(options: argparse.Namespace, stack: contextlib.ExitStack) -> list[Side]:
+    """Every side that was asked for; raises ServerFailed, OSError, ValueError, RankError."""
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bandmaster-")))
+    directory, ids = served_directory(options, place)
+    server = OwnServer([str(directory), *options.serve] if options.family else options.serve)
+    if not options.url:
+        stack.enter_context(server)
+    server.url = options.url.rstrip("/") or server.url
+    load = Load(server.url, options.model or server.model(), seed=options.seed, api_key=options.api_key, ids=ids)
+    found: list[Side] = [ServerSide(OWN, load, not options.plain, options.json)]
+    for name, url in peers(options.beside).items():
+        other = OwnServer()
+        other.url = url
+        found.append(ServerSide(name, replace(load, url=url, model=other.model()), not options.plain, options.json))
+
+    def of(asked: str) -> str:
+        return str(directory or prepare_model(None)) if asked == SERVED else asked
+
     if options.beside_transformers:
-        reference = Reference(options.beside_transformers, options.reference_dtype)
-        reference.choose_threads(load.prompt(WARM_UP_INDEX))
-        rows["transformers"] = []
-    for _ in range(options.rounds):
-        for concurrency in wanted:
-            requests = options.requests or max(8, 4 * concurrency)
-            rows[concurrency].append(measure(load, concurrency, requests, options.json))
-        if reference is not None:
-            rows["transformers"].append(measure_reference(reference, load, options.requests or 4, options.json))
-    return [middle(found) for found in rows.values()]
+        found.append(ReferenceSide(of(options.beside_transformers), options.reference_dtype, load, options.json))
+    if options.beside_floor:
+        found.append(FloorSide(of(options.beside_floor), options.reference_dtype))
+    return found
 
 
-def table(rows: list[dict[str, Any]], load: Load) -> Table:
+def table(rows: list[dict[str, Any]], title: str) -> Table:
     """The rows for a person."""
-    title = f"{load.url}  {load.model}  {load.prompt_tokens} tokens in, {load.output_tokens} out"
-    made = Table(title=title, caption="tok/s: output tokens per second", box=SIMPLE_HEAD, pad_edge=False)
+    caption = f"tok/s: output tokens per second; x: {OWN} over this side"
+    made = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
     for _, heading in COLUMNS:
         made.add_column(heading, justify="right")
     for row in rows:
         cells = [row.get(key) for key, _ in COLUMNS]
         made.add_row(
-            *["" if cell is None else f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells]
+            *["" if cell is None else f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells]
         )
     return made
+
+
+def check(cli: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the command with 2 where an argument is wrong."""
+    try:
+        concurrencies(options.concurrency)
+    except ValueError:
+        cli.error(f"--concurrency {options.concurrency!r}: positive integers separated by commas")
+    try:
+        peers(options.beside)
+        for text in options.load:
+            Shape.parse(text)
+    except ValueError as error:
+        cli.error(str(error))
+    if options.family and options.url:
+        cli.error("--family is served by an own server; leave --url away")
 
 
 def main(argv: list[str]) -> int:
     """0 when every request ended well, 1 when one did not or there was no server, 2 for bad arguments."""
     cli = parser()
     options = cli.parse_args(argv)
-    try:
-        concurrencies(options.concurrency)
-    except ValueError:
-        cli.error(f"--concurrency {options.concurrency!r}: positive integers separated by commas")
+    check(cli, options)
     with contextlib.ExitStack() as stack:
         try:
-            server = OwnServer(options.serve)
-            if not options.url:
-                stack.enter_context(server)
-            server.url = options.url.rstrip("/") or server.url
-            load = Load(
-                server.url,
-                options.model or server.model(),
-                options.prompt_tokens,
-                options.output_tokens,
-                options.seed,
-                options.api_key,
-                not options.plain,
-            )
-            rows = all_rounds(load, options)
-        except (ServerFailed, OSError, ValueError) as error:
+            sides = open_sides(options, stack)
+            rows = all_rounds(sides, options)
+        except (ServerFailed, RankError, OSError, ValueError) as error:
             sys.stderr.write(f"bandmaster bench serve: {error}\n")
             return 1
     if options.json:
         sys.stdout.write(json.dumps({"rows": rows}) + "\n")
     else:
-        Console().print(table(rows, load))
+        Console(width=max(Console().width, TABLE_WIDTH)).print(
+            table(rows, options.family or options.url or "own server")
+        )
     failed = [row for row in rows if row["errors"]]
     for row in failed:
-        sys.stderr.write(f"concurrency {row['concurrency']}: {row['errors']} failed, first: {row['first_error']}\n")
+        where = f"{row['side']}, {row['load']}, concurrency {row['concurrency']}"
+        sys.stderr.write(f"{where}: {row['errors']} failed, first: {row['first_error']}\n")
     return 1 if failed else 0
 
 

@@ -33,6 +33,8 @@ class Result:
     first_s: float = math.nan
     ended_s: float = 0.0
     output_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     gaps_s: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
@@ -59,12 +61,15 @@ class Load:
     output_tokens: int = 64
     seed: int = 1
     api_key: str = ""
+    ids: tuple[int, int] = (PROMPT_ID_LOW, PROMPT_ID_HIGH)
+    shared_tokens: int = 0  # that every prompt begins with, before its own `prompt_tokens`
     extras: bool = True  # ignore_eos and return_token_ids, which servers without extensions refuse
 
     def prompt(self, index: int) -> list[int]:
-        """Prompt `index`: its own random tokens, so that no two share a prefix."""
-        draw = random.Random(f"{self.seed}/{index}")
-        return [draw.randrange(PROMPT_ID_LOW, PROMPT_ID_HIGH) for _ in range(self.prompt_tokens)]
+        """Prompt `index`: the shared tokens, then its own random ones, so that no two share more."""
+        shared, own = random.Random(f"{self.seed}/shared"), random.Random(f"{self.seed}/{index}")
+        common = [shared.randrange(*self.ids) for _ in range(self.shared_tokens)]
+        return common + [own.randrange(*self.ids) for _ in range(self.prompt_tokens)]
 
     def body(self, index: int) -> dict[str, Any]:
         """The JSON body of request `index`."""
@@ -96,7 +101,11 @@ def take_event(result: Result, event: dict[str, Any], now_s: float) -> None:
     if "error" in event:
         result.error = str(event["error"].get("message", event["error"]))
     counts = event.get("usage") or {}
-    result.output_tokens = int(counts.get("completion_tokens", result.output_tokens))
+    if counts:
+        result.output_tokens = int(counts.get("completion_tokens", result.output_tokens))
+        result.prompt_tokens = int(counts.get("prompt_tokens", result.prompt_tokens))
+        details = counts.get("prompt_tokens_details") or {}
+        result.cached_tokens = int(details.get("cached_tokens") or result.cached_tokens)
     for choice in event.get("choices", ()):
         ids = choice.get("token_ids") or ()
         result.token_ids += ids
@@ -172,6 +181,7 @@ def summary(wall_s: float, results: Sequence[Result], concurrency: int) -> dict[
         "wall_s": round(wall_s, 3),
         "output_tokens": sum(result.output_tokens for result in good),
         "output_tok_s": round(sum(result.output_tokens for result in good) / wall_s, 2) if wall_s else 0.0,
+        "cached_share": round(sum(r.cached_tokens for r in good) / max(1, sum(r.prompt_tokens for r in good)), 4),
     }
     samples = {
         "ttft_ms": [result.ttft_s for result in good if not math.isnan(result.first_s)],

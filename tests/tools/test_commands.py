@@ -39,12 +39,6 @@ def test_concurrencies_must_be_positive(text: str) -> None:
     assert bench_serve.concurrencies("1,16") == [1, 16]
 
 
-def test_the_median_round_is_shown() -> None:
-    """Of several rounds the one with the median rate, with all rates beside it."""
-    rows = [{"output_tok_s": rate, "round": rate} for rate in (5.0, 1.0, 3.0)]
-    assert bench_serve.middle(rows) == {"output_tok_s": 3.0, "round": 3.0, "rounds_tok_s": [5.0, 1.0, 3.0]}
-
-
 def test_help_is_light() -> None:
     """`bandmaster --help` imports no heavy package."""
     program = (
@@ -94,7 +88,7 @@ def test_a_server_that_cannot_start_is_an_error_of_the_benchmark() -> None:
 def test_bench_serve_and_idle_measure_a_server() -> None:
     """Rows with the promised fields, no errors, and an idle server that costs little."""
     modeled = ["--", "--rank-runner", "modeled", "--rank-option", "delay_us=1000"]
-    small = ["--requests", "8", "--prompt-tokens", "16", "--output-tokens", "8"]
+    small = ["--requests", "8", "--load", "16/8"]
     serve = run("bench", "serve", "--concurrency", "1,4", *small, "--json", *modeled)
     assert [row["concurrency"] for row in serve] == [1, 4]
     for row in serve:
