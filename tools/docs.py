@@ -45,11 +45,12 @@ all prompts of the request together; each prompt counts once, whatever `n` is. I
 the last chunk of a stream with `include_usage`; with `continuous_usage_stats` the details are null until it is known.
 Beside it, as an extension, `hits` has one entry per prompt, in order:
 
-* `cached_tokens` of this prompt. Tokens and log probabilities are the same whatever it is.
+* `cached_tokens` of this prompt. The output is that of a cold run, as far as the arithmetic of other batch shapes
+  allows.
 * `matched_tokens`: how far the cache knew this prompt, by its full-attention pages alone.
 * `hit_cut`: what ended the hit. `full`: nothing more of this prompt is known. `window:TOKENS` or `state`: the rest of
   `matched_tokens` is known, but not this part of it. null: all but the last token was found, or no cache was asked (it
-  is switched off, or log probabilities of the prompt were wanted).
+  is switched off, log probabilities of the prompt were wanted, or memory could not hold the hit beside the request).
 
 `cache_salt` (as in vLLM) gives a request a space of its own: its prefixes are found only by requests of an equal salt,
 and a request without a salt finds only those without one. [prefix_cache.md](prefix_cache.md) says how hits are found.
