@@ -25,6 +25,7 @@ from torch import Tensor
 from daemon.rank.convert import prepare_model
 from daemon.rank.dtypes import BY_NAME
 from daemon.rank.errors import RankError
+from daemon.rank.native_llama import Weights
 from daemon.rank.products import Product
 from daemon.rank.threads import usable_cores
 from tools.bench_model import Ours, timed
@@ -38,26 +39,22 @@ class Floor:
     """The products of a model directory, alone."""
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
-        from safetensors import safe_open
-
         self._dtype = dtype
         self._layers: list[Product] = []
         self._head: Product | None = None
         tied: Tensor | None = None
         joined: dict[str, list[Tensor]] = {}
-        for file in sorted(directory.glob("*.safetensors")):
-            with safe_open(str(file), "pt") as opened:
-                for name in sorted(opened.keys()):
-                    weight = opened.get_tensor(name)
-                    if weight.dim() != 2 or not name.endswith(".weight"):
-                        continue
-                    weight = weight.to(dtype).contiguous()
-                    if name.endswith(HEADS):
-                        self._head = Product(weight)
-                    elif name.endswith(EMBEDDINGS):
-                        tied = weight
-                    else:
-                        joined.setdefault(group_of(name), []).append(weight)
+        stored = Weights(directory, dtype, torch.device("cpu"))
+        for name in stored.unread():
+            weight = stored.get(name)
+            if weight.dim() != 2 or not name.endswith(".weight"):
+                continue
+            if name.endswith(HEADS):
+                self._head = Product(weight)
+            elif name.endswith(EMBEDDINGS):
+                tied = weight
+            else:
+                joined.setdefault(group_of(name), []).append(weight)
         self._layers = [Product(torch.cat(weights)) for weights in joined.values()]
         if self._head is None and tied is not None:
             self._head = Product(tied)
