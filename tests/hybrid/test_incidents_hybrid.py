@@ -214,6 +214,25 @@ def test_incident_20_without_a_fresh_slot_the_floor_still_advances() -> None:
     close(engine)
 
 
+def test_S1_one_slot_short_of_two_waits_and_holds_nothing() -> None:
+    """Three slots, two a request: the second one waits with what the first holds unchanged, and runs after it."""
+    engine = world(rows=2, slots=3, checkpoint_interval=1024)
+    first = engine.submit(ids(18, 100), 60)
+    while len(first.tokens) < 5:
+        engine.turn()
+    second = engine.submit(ids(19, 100), 20)
+    while len(first.tokens) < 50:
+        engine.turn()
+        assert engine.live_units()[STATE] == 2, "a part of what it needs is not taken"
+    assert not second.admissions
+    waits = [one for one in engine.decisions if one.request == second.number and one.verdict == "waits"]
+    assert waits[-1].reason == "memory"
+    assert waits[-1].numbers["band"] == STATE
+    engine.run()
+    assert_right(HYBRID, first, second)
+    close(engine)
+
+
 def test_S2_checkpoints_that_find_no_slot_are_skipped_and_counted() -> None:
     """Long prompts past several marks with every slot in use: no request fails or waits, the gifts are counted out."""
     rows = 4
