@@ -25,6 +25,7 @@ COLUMNS: dict[tuple[str, str], np.dtype[Any]] = {
     ("Forward", "table_rows"): I32,
     ("Forward", "table_indexes"): I32,
     ("Forward", "table_pages"): I32,
+    ("Forward", "slots"): I32,
     ("RowSampling", "banned"): I64,
     ("RowSampling", "prompt_ids"): I64,
     ("RowSampling", "output_ids"): I64,

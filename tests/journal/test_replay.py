@@ -174,7 +174,7 @@ def other_token(report: Reported) -> Reported:
 FALSE: list[tuple[str, Kind, int, Callable[[Any], msgspec.Struct | None], str]] = [
     ("decision changed", Kind.DECIDED, 3, with_fields(reason="other"), "DECIDED differs"),
     ("decision missing", Kind.DECIDED, 3, lambda _: None, "DECIDED differs"),
-    ("step changed", Kind.STEPPED, 9, other_start, "STEPPED differs"),
+    ("step changed", Kind.STEPPED, 8, other_start, "STEPPED differs"),
     ("op missing", Kind.STEPPED, 0, without_op, "STEPPED differs"),
     ("step missing", Kind.STEPPED, 9, lambda _: None, "digest of a step"),
     ("logical digest", Kind.DIGESTED, 8, lambda d: with_fields(logical=flipped(d.logical))(d), "the logical digest"),

@@ -102,7 +102,7 @@ def test_rotation_by_size() -> None:
 def test_rotation_while_the_loop_writes() -> None:
     """Records written between the fsync and the change of segments stand in the new one, and are read once."""
     disk = ModeledDisk()
-    writer = start(disk, JournalSettings(segment_bytes=400))
+    writer = start(disk, JournalSettings(segment_bytes=480))
     tick(writer, 10)
 
     class Meanwhile:
