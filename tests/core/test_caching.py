@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from allocator.columns import i64
-from daemon.core import pressure
+from daemon.core import caching, inputs, pressure
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
 from tests.core.rank_double import Shape
@@ -126,6 +126,33 @@ def test_namespaces_share_nothing() -> None:
         one.send(id, prompt_of(3, 37), 2, namespace=namespace)
         one.run()
         assert one.finished(id).cached_tokens == cached, id
+    one.check_rest()
+
+
+@pytest.mark.parametrize(("length", "cached"), [(63, 56), (64, 56), (65, 64), (57, 56), (56, 48)])
+def test_the_last_grid_point_before_the_last_token_is_always_a_checkpoint(length: int, cached: int) -> None:
+    """The same prompt again is found up to there, whatever its length and the chunks."""
+    for chunk in (10, 24, 64):
+        one = world(STATE, chunked_prefill_size=chunk)
+        turn(one, "first", prompt_of(65, length), 1)
+        assert turn(one, "again", prompt_of(65, length), 1).numbers["cached_tokens"] == cached
+        one.check_rest()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_asking_for_a_hit_and_waiting_changes_nothing(shape: str) -> None:
+    """A request that waits looks again in every pass; the order of eviction does not hear of it."""
+    one = world(SHAPES[shape])
+    turn(one, "first", prompt_of(66, 40), 1)
+    one.send("waits", prompt_of(66, 38), 1)
+    core, tree = one.core._state, tree_of(one)
+    request = core.requests[2]
+    caching.drop(core, caching.find(core, request))
+    before = tree.content()
+    caching.drop(core, caching.find(core, request))
+    caching.drop(core, caching.find(core, request, cold=True))
+    assert tree.content() == before
+    one.run()
     one.check_rest()
 
 
@@ -263,6 +290,7 @@ def test_P11_a_resumed_request_works_only_behind_its_new_hit(shape: str) -> None
         assert resumed.numbers["chunk_tokens"] <= resumed.numbers["tokens"] - resumed.numbers["cached_tokens"]
         if steps > 8:
             assert resumed.numbers["cached_tokens"] >= 40
+        assert one.finished("victim").cached_tokens == 0, "usage tells what the first start found"
         one.check_rest()
 
 
@@ -288,18 +316,20 @@ def test_U2_one_unit_too_many_is_served_by_one_eviction() -> None:
     one.check_rest()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, "large state"])
 def test_a_hit_never_makes_a_request_too_large(shape: str) -> None:
     """In the smallest arena that accepts it, a request that finds a part of itself cached is served all the same.
 
     What it found is held beside what it takes, a state for one step: where that is too much it starts cold.
     """
+    kinds = SHAPES | {"large state": Shape(state=True, slot_bytes=16 * 256)}
     for length in (30, 40, 47):
-        pages = next(n for n in range(8, 400) if not refused(world(SHAPES[shape], n), length))
-        one = world(SHAPES[shape], pages)
+        pages = next(n for n in range(8, 400) if not refused(world(kinds[shape], n), length))
+        one = world(kinds[shape], pages)
         turn(one, "seed", prompt_of(64, 25), 1)
-        turn(one, "whole", prompt_of(64, length), 26)
+        found = turn(one, "whole", prompt_of(64, length), 26).numbers["cached_tokens"]
         assert one.finished("whole").reason == "length"
+        assert found == (0 if shape == "large state" else 24)
         one.check_rest()
 
 
@@ -436,6 +466,69 @@ def test_S7_hits_misses_retractions_and_resumes_in_any_order_equal_cold_runs(mod
         one.check_rest()
         assert one.core.gauges()["cached_tokens_total"] > 0
         assert one.core.gauges()["checkpoints_given_total"] > 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_without_checkpoints_a_state_that_consumed_an_uncommitted_token_is_not_given(ahead: int) -> None:
+    """A stop string found with steps in flight: the state behind tokens that nobody has seen goes with the row."""
+    one = world(STATE, state_cache="no_buffer", page_size=1, pages=400)
+    one.send("stopped", prompt_of(67, 20), 30)
+    while len(one.output("stopped")) < 6 or one.reports_waiting:
+        one.report() if one.reports_waiting else one.tick()
+    for _ in range(ahead):
+        one.tick()
+    one.feed(inputs.FinishAsked(one.now_ns, "fe", "stopped", 0, 6))
+    assert tree_of(one).held() == ((1, 25 + ahead) if ahead < 2 else (0, 25))
+    one.run()
+    going_on = [*prompt_of(67, 20), *one.output("stopped")[:6], 1, 2, 3]
+    found = turn(one, "next", going_on, 3)
+    assert found.numbers["cached_tokens"] == (25 + ahead if ahead < 2 else 0)
+    one.check_rest()
+
+
+def test_a_gift_that_comes_late_is_whole() -> None:
+    """No slot is free when a checkpoint is kept: the window behind it waits with it, and a hit there is usable."""
+    one = world(Shape(windows=(9,), state=True, slot_bytes=16 * 256), checkpoint_interval=32)
+    memory = one.core._state.memory
+    assert memory is not None
+    one.send("slow", prompt_of(68, 34), 90)
+    one.tick()
+    taken = memory.take(memory.demand(memory.chain.max_extra(memory.demand(9), memory.demand(1))))
+    while one.core.gauges()["output_tokens_total"] < 22:
+        one.tick() if one.wants_tick else one.report()
+    assert one.core.gauges()["checkpoints_skipped_total"] == 1
+    assert one.core.gauges()["checkpoints_given_total"] == 0
+    evict(one, 1)
+    memory.give_back(taken)
+    while one.core.gauges()["output_tokens_total"] < 26:
+        one.tick() if one.wants_tick else one.report()
+    assert one.core.gauges()["checkpoints_given_total"] == 1
+    row = one.core._state.requests[1].row
+    first = int(one.core._state.rows.window_first[row, 0])
+    assert first >= (int(one.core._state.rows.scheduled[row]) - 9 - 8) // 4, "what was held back is let go"
+    one.send("hit", prompt_of(68, 34), 4)
+    for _ in range(4):
+        one.tick() if one.wants_tick else one.report()
+    assert admitted(one).numbers["cached_tokens"] == 32
+    one.run()
+    one.check_rest()
+
+
+@pytest.mark.parametrize("shape", ["window", "everything"])
+def test_window_units_that_were_given_are_let_go_as_the_row_moves_on(shape: str) -> None:
+    """They stay cached, but nobody holds them: memory can have them while the request still runs."""
+    one = world(SHAPES[shape])
+    one.send("long", prompt_of(69, 40), 70)
+    most = 0
+    while one.wants_tick or one.reports_waiting:
+        one.tick() if one.wants_tick else one.report()
+        if one.core.gauges()["output_tokens_total"] > 40 and one.core.gauges()["live"]:
+            locked, held = tree_of(one).locked(), tree_of(one).held()
+            windows = slice(1, -1) if shape == "everything" else slice(0, 1)
+            assert sum(locked[windows]) <= (0 if shape == "window" else 6 + 2)
+            most = max(most, sum(held[windows]))
+    assert most > 0, "they are still there"
+    one.check_rest()
 
 
 def test_incident_20_the_window_behind_a_checkpoint_always_advances() -> None:
