@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from daemon import config
 from daemon.app import core_config
 from daemon.config import ConfigError, load, resolve
+from daemon.core.limits import state_cache_problem
 from daemon.rank import modeled, torch_runner
 from daemon.ranks import rank_settings
 from daemon.settings_table import TABLE, Setting, Settings
@@ -207,6 +209,21 @@ def test_what_the_cache_asks_of_pages_counts_only_with_the_cache() -> None:
     argv = ["--no-enable-prefix-caching", "--page-size", "16", "--checkpoint-interval", "100"]
     assert not load("serve", argv, environ={}).enable_prefix_caching
     assert load("serve", [*argv, "--state-cache", "no_buffer"], environ={}).state_cache == "no_buffer"
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("mode", ["extra_buffer", "no_buffer"])
+def test_flags_and_core_refuse_the_same_states(caching: bool, mode: str) -> None:
+    """What the flags let through the core takes, and what the core would refuse never reaches it."""
+    for page_size, interval in itertools.product((1, 3, 16, 64), (1, 16, 48, 256)):
+        chosen: dict[str, Any] = {"page_size": page_size, "checkpoint_interval": interval, "state_cache": mode}
+        settings = dataclasses.replace(Settings(), enable_prefix_caching=caching, **chosen)
+        try:
+            config.check_together(settings)
+            refused = False
+        except ConfigError:
+            refused = True
+        assert refused == bool(state_cache_problem(core_config(settings))), chosen
 
 
 def test_a_switch_that_is_on_can_be_switched_off_everywhere(tmp_path: Path) -> None:
