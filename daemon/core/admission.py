@@ -98,9 +98,10 @@ class StepPlan:
 class PrefillBudget:
     """What is promised while the pass admits, in units per band.
 
-    `named` is what rows have in their tables, the cache's units among it, and their slots; `longest` what all of them
-    hold at their longest, the partly prefilled one as long as it is; `rest` what that one still needs for its prompt,
-    beside what it names and this step takes.
+    `longest` is what all rows together hold at their longest, the partly prefilled one as long as it is; `rest` what
+    that one still needs for its prompt, beside what it has and this step takes. `named` is what of `longest` is there
+    already: pages in the rows' tables, the cache's among them, which stay shared for good, and slots; of a window what
+    is held against eviction, each unit once, because every reader replaces what it shares by units of its own.
     """
 
     named: Demand
@@ -108,16 +109,16 @@ class PrefillBudget:
     rest: Demand
     share_ppm: int
 
-    def price(self, planned: Demand, need: Demand, prompt: Demand, longest: Demand) -> Demand:
+    def price(self, planned: Demand, need: Demand, covered: Demand, longest: Demand) -> Demand:
         """Units that must fit now for a request to be admitted.
 
-        `need` it takes until its prompt is covered, `prompt` it names then, and `longest` at its longest; `planned`
-        were promised to this step.
+        `need` it takes until its prompt is covered, `covered` it has then, and `longest` at its longest; `planned` were
+        promised to this step.
         """
         units: list[int] = []
-        columns = zip(planned, need, prompt, longest, self.named, self.longest, self.rest, strict=True)
-        for taken, own, covered, most, named, others, rest in columns:
-            growth = others + most - covered - named - taken - rest
+        columns = zip(planned, need, covered, longest, self.named, self.longest, self.rest, strict=True)
+        for taken, own, has, most, named, others, rest in columns:
+            growth = others + most - has - named - taken - rest
             expected = -(-max(growth, 0) * self.share_ppm // SHARE_ONE_PPM)
             units.append(taken + own + rest + expected)
         return tuple(units)
@@ -180,10 +181,20 @@ def _open_budget(core: CoreState, plan: StepPlan) -> PrefillBudget:
     if resident is not None and plan.partial:
         prompt = memory.ceiling(resident.target_tokens)
         pages = sum(chunk.pages for chunk in plan.chunks if chunk.request is resident)
-        after = plus(core.rows.named_units(resident.row), memory.demand(pages))
+        after = plus(_had(core, resident.row), memory.demand(pages))
         rest = minus(larger(prompt, after), after)
         longest = plus(minus(longest, resident.steady), larger(resident.steady, prompt))
-    return PrefillBudget(core.rows.all_named_units(), longest, rest, core.share_ppm)
+    named, live = list(core.rows.all_named_units()), memory.live_units()
+    free = memory.cache.reclaimable() if memory.cache is not None else memory.none
+    for band, _ in memory.windows:
+        named[band] = live[band] - free[band]
+    return PrefillBudget(tuple(named), longest, rest, core.share_ppm)
+
+
+def _had(core: CoreState, row: int) -> Demand:
+    """What a row has of what it holds at its longest: pages in its table; slots and window units of its own."""
+    own = [len(ids) for ids in core.rows.held(row)]
+    return (*own[:-1], int(core.rows.pages[row]))
 
 
 class _Refusal(NamedTuple):
@@ -209,8 +220,10 @@ def _refusal(core: CoreState, chunk: Chunk, budget: PrefillBudget, plan: StepPla
             return _Refusal("protected", shortage(refused), refused.text())
     prompt = memory.ceiling(chunk.target)
     beside = memory.demand(memory.pages_of(chunk.target) - memory.pages_of(chunk.start), memory.slots_each)
-    need = smaller(minus(prompt, _found(core, chunk)), beside)
-    price = budget.price(memory.demand(plan.pages, plan.slots), need, prompt, larger(request.steady, prompt))
+    found = _found(core, chunk)
+    need = smaller(minus(prompt, found), beside)
+    longest = larger(request.steady, prompt)
+    price = budget.price(memory.demand(plan.pages, plan.slots), need, plus(found, need), longest)
     refused = memory.refusal(price)
     if refused is None:
         return None
@@ -218,11 +231,17 @@ def _refusal(core: CoreState, chunk: Chunk, budget: PrefillBudget, plan: StepPla
 
 
 def _found(core: CoreState, chunk: Chunk) -> Demand:
-    """Units of the cache that a new request names from the start: of windows those that its next token reads."""
-    assert core.memory is not None, "only an epoch has a cache"
+    """What a new request has from the start of what it holds at its longest: cached pages, and window units that it
+    alone reads; those that others read too each of them will replace."""
+    memory = core.memory
+    assert memory is not None, "only an epoch has a cache"
     if chunk.hit is None:
-        return core.memory.none
-    return minus(core.memory.demand(len(chunk.hit.match.pages)), chunk.hit.match.window_first)
+        return memory.none
+    found = [0] * len(memory.none)
+    found[memory.owner] = len(chunk.hit.match.pages)
+    for band, _ in memory.windows:
+        found[band] = chunk.hit.pinned[band]
+    return tuple(found)
 
 
 def shortage(refusal: CapacityRefusal) -> dict[str, int]:

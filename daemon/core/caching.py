@@ -18,17 +18,22 @@ import numpy as np
 
 from allocator.capacity import Demand
 from allocator.columns import Int64s
+from daemon.core.memory import minus
 from daemon.core.requests import Request
 from daemon.core.state import CoreState
 from daemon.core.tree_nodes import Lock, Match
 
 
 class Hit(NamedTuple):
-    """What admission found for a request, held by `lock`; it looked up the first `queried_tokens` of its sequence."""
+    """What admission found for a request, held by `lock`; it looked up the first `queried_tokens` of its sequence.
+
+    `pinned` are the units per band that nobody else reads: they could be evicted before and cannot be now.
+    """
 
     match: Match
     lock: Lock
     queried_tokens: int
+    pinned: Demand
 
 
 def find(core: CoreState, request: Request, cold: bool = False) -> Hit | None:
@@ -45,7 +50,9 @@ def find(core: CoreState, request: Request, cold: bool = False) -> Hit | None:
     owed = request.group.sampling.prompt_logprobs >= 0 and request.prompt_logprobs_next < request.prompt_tokens
     queried = 0 if owed or cold else len(tokens) - 1
     match = tree.match(request.group.namespace, tokens, queried)
-    return Hit(match, tree.lock(match), queried)
+    before = tree.locked()
+    lock = tree.lock(match)
+    return Hit(match, lock, queried, minus(tree.locked(), before))
 
 
 def drop(core: CoreState, hit: Hit | None) -> None:

@@ -339,6 +339,21 @@ def refused(one: World, length: int) -> bool:
     return bool(one.refusals)
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, "dear window"])
+def test_with_full_reserve_nobody_is_retracted_whoever_shares_what(shape: str) -> None:
+    """Readers of one prefix share its pages for good, but each replaces its window by units of its own in the end."""
+    kinds = SHAPES | {"dear window": Shape(windows=(65,), window_bytes=1024)}
+    for pages in (150, 170, 250, 340):
+        one = world(kinds[shape], pages, reserve="full", chunked_prefill_size=8)
+        turn(one, "first", prompt_of(70, 80), 1)
+        for number in range(6):
+            one.send(f"r{number}", [*prompt_of(70, 80 - 4 * (number % 2)), *prompt_of(number, 3)], 60)
+        one.run()
+        assert one.core.gauges()["retractions_total"] == one.core.gauges()["parks_total"] == 0
+        assert all(one.finished(f"r{number}").reason == "length" for number in range(6))
+        one.check_rest()
+
+
 def test_U1_cached_prefixes_shrink_for_requests_that_need_state_slots() -> None:
     """The arena is full of cached pages, none in use: short requests that each need slots all run, none retracted."""
     one = world(STATE, pages=100)
