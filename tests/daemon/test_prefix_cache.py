@@ -127,8 +127,8 @@ async def test_the_second_of_two_equal_prompts_is_a_hit(
 async def test_a_conversation_goes_on_behind_its_last_turn(tmp_path: Path) -> None:
     """A second turn that repeats prompt and output finds both, as far as pages, window and checkpoints go."""
     async with running(tmp_path / "run", *HYBRID) as (_, client):
-        prompt = some_prompt(2, 150)
-        first = await ask_for(client, "a", prompt, 200)
+        prompt = some_prompt(2, 250)
+        first = await ask_for(client, "a", prompt, 100)
         turn = prompt + first.tokens[0] + some_prompt(3, 20)
         second = await ask_for(client, "b", turn, 8)
         cold = await ask_for(client, "c", turn, 8, namespace="salt:cold")
@@ -164,7 +164,7 @@ async def test_P7_tokens_skipped_by_reuse_equal_the_counters(tmp_path: Path) -> 
             answered = await ask_for(client, f"r{index}", prompt, draw.randrange(1, 60), space, draw.choice([1, 1, 2]))
             finished.extend(answered.ends.values())
 
-        for start in range(0, 40, 8):
+        for start in range(0, 32, 8):
             async with trio.open_nursery() as nursery:
                 for index in range(start, start + 8):
                     nursery.start_soon(one, index)
@@ -217,12 +217,14 @@ async def test_X10_a_flush_at_idle_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def _live(client: DaemonClient) -> dict[str, int]:
-    """Live units by band once the daemon is at rest."""
+    """Live units by band once the daemon is at rest and the rank has heard of everything that was freed."""
     with trio.fail_after(PATIENCE_S):
         while True:
             status = msgspec.json.decode((await client.ask("status")).body)
-            if not status["core"]["flights"] and not status["core"]["requests"]:
-                return {name: row[0] for name, row in status["bands"].items()}
+            core, live = status["core"], {name: row[0] for name, row in status["bands"].items()}
+            counted = {name: core["gauges"][f"live_units_{name}"] for name in live}
+            if not core["flights"] and not core["requests"] and live == counted:
+                return live
             await trio.sleep(0.01)
 
 
@@ -234,7 +236,7 @@ async def test_X10_a_flush_under_load_says_who_reads(tmp_path: Path) -> None:
         started, answers = trio.Event(), []
 
         async def reader() -> None:
-            answers.append(await ask_for(client, "reader", prompt, 400, started=started))
+            answers.append(await ask_for(client, "reader", prompt, 200, started=started))
 
         nursery.start_soon(reader)
         await started.wait()
@@ -263,7 +265,7 @@ async def test_X10_many_flushes_under_a_mixed_load_do_no_harm(tmp_path: Path) ->
                 assert ok == (not any(told["kept"].values()))
 
         async def again(k: int) -> None:
-            for turn in range(6):
+            for turn in range(4):
                 answered = await ask_for(client, f"b{k}.{turn}", prompts[k], 30)
                 assert answered.tokens == alone[k]
 
@@ -299,14 +301,14 @@ async def test_U8_a_request_holds_the_slots_that_admission_charges(
 
 
 async def test_S4_many_short_sessions_leave_every_slot(tmp_path: Path) -> None:
-    """Hundreds of sessions, some hung up: what is live at the end is what the cache holds, and a flush frees it."""
+    """Many sessions, some hung up: what is live at the end is what the cache holds, and a flush frees it."""
     async with running(tmp_path / "run", *HYBRID, "--arena-bytes", "1MiB") as (_, client):
 
         async def session(index: int) -> None:
             with trio.move_on_after(0.02 if index % 5 == 0 else PATIENCE_S):
                 await ask_for(client, f"s{index}", some_prompt(index % 7, 30 + index % 90), 1 + index % 9)
 
-        for start in range(0, 300, 20):
+        for start in range(0, 200, 20):
             async with trio.open_nursery() as nursery:
                 for index in range(start, start + 20):
                     nursery.start_soon(session, index)
@@ -420,8 +422,6 @@ async def test_H3_prompts_around_the_limit_beside_cached_ones(tmp_path: Path) ->
     [
         (("--checkpoint-interval", "100"), "--checkpoint-interval 100 is no multiple of --page-size 16"),
         (("--state-cache", "no_buffer", "--page-size", "16"), "--page-size is 16; pass --page-size 1"),
-        (("--state-cache", "both"), "one of extra_buffer, no_buffer"),
-        (("--checkpoint-interval", "0"), "--checkpoint-interval"),
     ],
 )
 async def test_cache_settings_that_cannot_work_do_not_boot(tmp_path: Path, flags: tuple[str, ...], named: str) -> None:
