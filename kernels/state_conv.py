@@ -51,11 +51,12 @@ def _taps(shifted: Sequence[Tensor], weight: Tensor) -> Tensor:
     wide = weight.float()
     total = shifted[0].float() * wide[:, 0]
     for k in range(1, wide.shape[1]):
-        total = torch.addcmul(total, shifted[k].float(), wide[:, k])
+        total.addcmul_(shifted[k].float(), wide[:, k])
     return total
 
 
 def _finish(total: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+    """act(total + bias), in place."""
     if bias is not None:
-        total = total + bias.float()
-    return F.silu(total) if silu else total
+        total += bias.float()
+    return F.silu(total, inplace=True) if silu else total

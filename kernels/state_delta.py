@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kernels.state_mamba2 import block_decay
-from kernels.state_rows import Chunks, Singles, load_states, passes
+from kernels.state_rows import Chunks, Singles, block_pieces, load_states, passes
 
 
 def delta_update(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, rows: Singles) -> Tensor:
@@ -50,12 +50,12 @@ def delta_chunks(
     """Whole chunks: `q`, `k` float32[T, hk, K], `v` [T, hv, V], `g`, `beta` float32[T, hv]; writes the chunk tokens of
     `out` float32[T, hv, V] and the rows' `states`."""
     state = load_states(states, rows.slots, rows.fresh)
-    for blocks in rows.steps:
-        places, inside = rows.places[blocks], rows.inside[blocks]
+    token_bytes = v.shape[1] * (rows.places.shape[1] * 20 + (q.shape[2] + v.shape[2]) * 8)  # decays and products
+    for own, places, inside in block_pieces(rows, token_bytes):
         padded = ~inside[..., None]
         qs, ks, vs = (tensor[places].float() for tensor in (q, k, v))
         gs, betas = (tensor[places].masked_fill(padded, 0) for tensor in (g, beta))
-        out[places[inside]] = _block(qs, ks, vs, gs, betas, state[: blocks.numel()])[inside]
+        out[places[inside]] = _block(qs, ks, vs, gs, betas, state[own])[inside]
     states[rows.slots] = state
 
 

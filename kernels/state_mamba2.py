@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.state_rows import Chunks, Singles, load_states, passes
+from kernels.state_rows import Chunks, Singles, block_pieces, load_states, passes
 
 
 def mamba2_update(
@@ -49,11 +49,11 @@ def mamba2_chunks(
     float32[T, h, p] and the rows' `states`."""
     state = load_states(states, rows.slots, rows.fresh)
     a, d = a.float(), d.float()
-    for blocks in rows.steps:
-        places, inside = rows.places[blocks], rows.inside[blocks]
+    token_bytes = x.shape[1] * (rows.places.shape[1] * 12 + x.shape[2] * 12)  # decays and products of a token
+    for own, places, inside in block_pieces(rows, token_bytes):
         xs, bs, cs = (tensor[places].float() for tensor in (x, b, c))
         step = dt[places].masked_fill(~inside[..., None], 0)
-        out[places[inside]] = _block(xs, bs, cs, step, a, d, state[: blocks.numel()])[inside]
+        out[places[inside]] = _block(xs, bs, cs, step, a, d, state[own])[inside]
     states[rows.slots] = state
 
 

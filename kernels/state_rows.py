@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 BLOCK_LEAST, BLOCK_MOST = 16, 64
-PASS_BYTES = 2 << 20  # of states that a CPU updates at a time: they stay in its cache from load to store
+PASS_BYTES = 2 << 20  # of states or blocks that a CPU takes at a time: they stay in its cache from load to store
 
 
 class Singles(NamedTuple):
@@ -121,10 +121,21 @@ def load_states(states: Tensor, slots: Tensor, fresh: Tensor | None) -> Tensor:
     return loaded
 
 
+def pieces(count: int, item_bytes: int) -> Iterator[slice]:
+    """`count` items in groups of at most PASS_BYTES, at least one item."""
+    size = max(PASS_BYTES // item_bytes, 1)
+    for begin in range(0, count, size):
+        yield slice(begin, begin + size)
+
+
 def passes(states: Tensor, rows: Singles) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """The rows in groups of at most PASS_BYTES of state, at least one row: which, their slots, which are fresh."""
-    row_bytes = states[0].numel() * states.element_size()
-    size = max(PASS_BYTES // row_bytes, 1)
-    for begin in range(0, rows.slots.numel(), size):
-        own = slice(begin, begin + size)
+    """The rows in pieces by the bytes of their states: which, their slots, which are fresh."""
+    for own in pieces(rows.slots.numel(), states[0].numel() * states.element_size()):
         yield own, rows.slots[own], None if rows.fresh is None else rows.fresh[own]
+
+
+def block_pieces(rows: Chunks, token_bytes: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """The blocks of every step in pieces by the bytes of their tokens: which rows, the blocks' places and insides."""
+    for blocks in rows.steps:
+        for own in pieces(blocks.numel(), token_bytes * rows.places.shape[1]):
+            yield slice(own.start, min(own.stop, blocks.numel())), rows.places[blocks[own]], rows.inside[blocks[own]]
