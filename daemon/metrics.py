@@ -128,7 +128,7 @@ class Metrics:
         self.lookups = self._counter(
             "prefix_cache_lookups",
             "look-ups by what ended the hit: full (no shared prefix beyond it), window:TOKENS or state (the prefix is "
-            "known and lacks this part), none (all but the last token was found)",
+            "known and lacks this part), none (every whole page before the last token was found)",
             ["cut"],
         )
         self.unusable = self._counter(

@@ -22,7 +22,9 @@ from daemon.metrics import Metrics
 from ipc.messages import Accepted, Finished, Refused
 
 COMPLAIN_EVERY_S = 60.0
-LOGGED_AT_INFO = frozenset({Verdict.DRAINING, Verdict.STALLED, Verdict.RETRACTED, Verdict.PARKED, Verdict.UNPARKED})
+LOGGED_AT_INFO = frozenset(
+    {Verdict.DRAINING, Verdict.STALLED, Verdict.RETRACTED, Verdict.PARKED, Verdict.UNPARKED, Verdict.FLUSHED}
+)
 
 
 @dataclass(slots=True)
