@@ -50,7 +50,8 @@ Beside it, as an extension, `hits` has one entry per prompt, in order:
 * `matched_tokens`: how far the cache knew this prompt, by its full-attention pages alone.
 * `hit_cut`: what ended the hit. `full`: nothing more of this prompt is known. `window:TOKENS` or `state`: the rest of
   `matched_tokens` is known, but not this part of it. null: every whole page before the last token was found (a short
-  prompt has none), or no cache was asked (it is switched off, log probabilities of the prompt were wanted, or memory could not hold the hit beside the request).
+  prompt has none), or no cache was asked (it is switched off, log probabilities of the prompt were wanted, or memory
+  could not hold the hit beside the request).
 
 `cache_salt` (as in vLLM) gives a request a space of its own: its prefixes are found only by requests of an equal salt,
 and a request without a salt finds only those without one. [prefix_cache.md](prefix_cache.md) says how hits are found.
