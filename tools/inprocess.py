@@ -201,11 +201,12 @@ class InProcess:
         """Drop everything of the prefix cache that nobody reads."""
         self.feed(inputs.Controlled(self.now_ns, "flush_cache"))
 
-    def evict_only(self, band: int) -> None:
-        """The cache loses all of one band that nobody reads, as memory pressure on that band alone would do it."""
+    def evict_only(self, band: int, parts: int = 1) -> None:
+        """The cache loses, of one band alone, a `parts`-th of what nobody reads, oldest first."""
         memory = self.state.memory
         if memory is not None and memory.cache is not None:
-            memory.give_back(memory.cache.evict(lambda freed: False, band))
+            enough = memory.cache.reclaimable()[band] // parts
+            memory.give_back(memory.cache.evict(lambda freed: parts > 1 and freed[band] >= enough, band))
             memory.settle()
 
     # --- the loop --------------------------------------------------------------------------------------------------

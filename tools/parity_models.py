@@ -12,7 +12,7 @@ Rounds of one engine, in this order; each sends requests whose outputs the refer
     hit       the same again: every prompt was seen whole
     branch    a prefix of a prompt, then other tokens
     turn      a prompt, its output and more
-    cut BAND  the same prompts behind an eviction of that band's part of the cache alone, each band in turn
+    cut       the same prompts behind an eviction of half or all of one band's part of the cache, each band in turn
     retract   the prompts again, with requests that lose their memory while they are prefilled and while they decode
 """
 
@@ -282,8 +282,9 @@ class Rounds:
         yield "branch", self._send(self._branches())
         yield "turn", self._send(self._turns())
         for index, band in enumerate(self.engine.bands[:-1]):
-            self.engine.evict_only(index)
-            yield f"cut {band.name}", self._send(self.prompts)
+            for parts in (2, 1):
+                self.engine.evict_only(index, parts)
+                yield f"cut {'half' if parts > 1 else 'all'} {band.kind}", self._send(self.prompts)
         yield "retract", self._send(self.prompts, between=self._retract)
         self._empty()
 

@@ -9,6 +9,7 @@ and nothing after that was flushed.
 from __future__ import annotations
 
 import random
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import msgspec
 from allocator.capacity import Demand, StageWalk
 from allocator.demand import Purpose, RequestSizes, request_demand
 from allocator.geometry import StageGeometry
+from allocator.ops import Rebind
 from allocator.plan import UNIT_ALIGN_BYTES
 from daemon.core.limits import CoreConfig
 from daemon.rank.modeled import ModeledRunner
@@ -39,6 +41,8 @@ SHAPES: dict[str, tuple[bool, int, bool]] = {
 
 PAGE_SIZES = (1, 16, 64)
 NAMESPACES = ("", "", "", "salt:x", "lora:x")
+ROOM_PPM = (1_000_000, 1_100_000, 1_300_000, 2_000_000, 5_000_000)
+PRESSED_PPM = (1_200_000, 1_500_000, 2_000_000, 2_500_000)
 TURNS_MAX = 20_000
 ARENA_BYTES = 64 << 20  # to size id spaces by; the arena itself is as tight as the schedule says
 
@@ -90,54 +94,59 @@ class Ran:
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """The schedule of a seed; every third one is of many short prompts with long outputs, which pass what is there."""
     rng = random.Random(seed)
     shape = rng.choice(sorted(SHAPES))
     _, windows, state = SHAPES[shape]
-    page_size = rng.choice(PAGE_SIZES)
+    pressed = rng.random() < 0.34
+    page_size = rng.choice(PAGE_SIZES[:2] if pressed else PAGE_SIZES)
     state_cache = "no_buffer" if state and page_size == 1 and rng.random() < 0.4 else "extra_buffer"
-    longest = 60 if page_size < 64 else 260
-    asks = list(_asks(rng, longest))
+    longest = 12 if pressed else rng.choice([30, 90]) if page_size < 64 else 260
+    asks = list(_asks(rng, longest, [50, 100, 140] if pressed else [1, 2, 9, 30]))
     return Schedule(
         seed=seed,
         shape=shape,
         windows=rng.sample([2, 3, 7, 16, 17, 40, 90], windows),
         page_size=page_size,
-        chunk=rng.choice([1, 5, 16, 50, 200]),
+        chunk=rng.choice([16, 50, 200] if pressed else [1, 5, 16, 50, 200]),
         batched=rng.choice([8, 64, 256]),
-        rows=rng.choice([1, 2, 4, 6]),
+        rows=rng.choice([4, 6] if pressed else [1, 2, 4, 6]),
         interval=page_size * rng.choice([1, 2, 4]) if page_size > 1 else rng.choice([1, 5, 16, 40]),
         caching=rng.random() < 0.9,
         state_cache=state_cache,
         overlap=rng.random() < 0.7,
-        reserve=rng.choice(["estimate", "estimate", "full"]),
+        reserve="estimate" if pressed else rng.choice(["estimate", "full"]),
         retracts_max=rng.choice([1, 3, 8]),
-        room_ppm=rng.choice([1_000_000, 1_200_000, 1_600_000, 2_500_000, 5_000_000]),
+        room_ppm=rng.choice(PRESSED_PPM if pressed else ROOM_PPM),
         late_ppm=rng.choice([200_000, 500_000, 900_000]),
         asks=asks,
-        actions=_actions(rng, len(asks)),
+        actions=_actions(rng, len(asks), [0, 0, 6] if pressed else [0, 3, 12, 40]),
     )
 
 
-def _asks(rng: random.Random, longest: int) -> Iterator[Ask]:
+def _asks(rng: random.Random, longest: int, outputs: list[int]) -> Iterator[Ask]:
     """Fresh prompts, resends, branches off earlier ones, and next turns that go on behind an earlier output."""
-    for number in range(rng.randint(3, 10)):
-        parent = rng.randrange(number) if number and rng.random() < 0.7 else -1
-        cut = rng.choice([rng.randint(1, longest), 10**6]) if parent >= 0 else 0
+    spaces: list[str] = []
+    for number in range(rng.randint(4, 12)):
+        parent = rng.randrange(number) if number and rng.random() < 0.75 else -1
+        cut = rng.choice([rng.randint(1, 2 * longest), 10**6, 10**6]) if parent >= 0 else 0
         fresh = rng.choice([0, 1, rng.randint(1, longest)]) if parent >= 0 else rng.randint(1, longest)
         suffix = [rng.randrange(32, 49152) for _ in range(fresh)]
-        yield Ask(parent, cut, suffix, rng.choice([1, 2, 9, 30]), rng.choice(NAMESPACES) if parent < 0 else "")
+        strangers = parent < 0 or rng.random() < 0.1
+        spaces.append(rng.choice(NAMESPACES) if strangers else spaces[parent])
+        yield Ask(parent, cut, suffix, rng.choice(outputs), spaces[-1])
 
 
-def _actions(rng: random.Random, asks: int) -> list[tuple[str, int]]:
+def _actions(rng: random.Random, asks: int, pauses: list[int]) -> list[tuple[str, int]]:
     """Every request is submitted once, in order; between that whatever the weights of this schedule like."""
     weights = {"tick": 8, "report": 6, "churn": rng.choice([0, 1, 4]), "retract": rng.choice([0, 1, 3])}
     weights |= {"abort": rng.choice([0, 0, 1]), "flush": rng.choice([0, 1]), "flush_cache": rng.choice([0, 0, 1])}
+    weights |= {"evict": rng.choice([0, 1, 2])}
     names = [name for name, weight in weights.items() if weight]
     actions: list[tuple[str, int]] = []
     for number in range(asks):
         actions.append(("submit", number))
-        for _ in range(rng.choice([0, 3, 12, 40])):
+        for _ in range(rng.choice(pauses)):
             name = rng.choices(names, [weights[each] for each in names])[0]
             actions.append((name, rng.randrange(10**6)))
     return actions
@@ -219,6 +228,11 @@ class _Run:
         """Opportunistic compaction."""
         self.engine.flush(1 + number % 32)
 
+    def evict(self, number: int) -> None:
+        """The cache loses half or all of one band's part."""
+        bands = len(self.engine.bands)
+        self.engine.evict_only(number % bands, 1 + number // bands % 2)
+
     def flush_cache(self, _: int) -> None:
         """The cache is emptied of what nobody reads."""
         self.engine.flush_cache()
@@ -243,21 +257,31 @@ class _Run:
         happened["aborted"] += len(self.aborted)
         happened["steps"] += self.engine.state.seq
         happened["retractions"] += engine.state.totals.retractions
+        happened["parks"] += engine.state.totals.parks
         happened["balloon takes"] += engine.balloon.takes
         relief = engine.worker.chain.relief
         happened["relief moves"] += relief.moves
         happened["flush moves"] += relief.flush_moves
         for name, units in engine.copied().items():
             happened[f"copies {name.partition(':')[0]}"] += units
+        for name, value in engine.core.gauges().items():
+            if name.startswith(("evicted_units", "checkpoints_")):
+                happened[_plain(name)] += value
+        happened["rebinds"] += sum(isinstance(op, Rebind) for step in engine.steps for op in step.ops)
         for sent in self.sent.values():
             for admitted in sent.admissions:
                 happened["hits"] += admitted.numbers.get("cached_tokens", 0) > 0
                 happened[f"cut by {admitted.reason.partition(':')[0] or 'nothing'}"] += 1
 
 
+def _plain(gauge: str) -> str:
+    """A gauge's name without the length of a window, so that schedules add up."""
+    return re.sub(r":?_?\d+", "", gauge).removesuffix("_total").replace("_", " ")
+
+
 _ACTS: dict[str, Callable[[_Run, int], None]] = {
     name: getattr(_Run, name)
-    for name in ("submit", "tick", "report", "churn", "retract", "abort", "flush", "flush_cache")
+    for name in ("submit", "tick", "report", "churn", "retract", "abort", "flush", "evict", "flush_cache")
 }
 
 
