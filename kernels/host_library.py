@@ -68,7 +68,6 @@ class HostLibrary:
             "add_norm": (pointer, pointer, pointer, pointer, whole, whole, real, whole),
             "silu_mul": (pointer, pointer, whole, whole, whole),
             "rope": (pointer, pointer, pointer, pointer, whole, whole, whole, whole, whole),
-            "argmax": (pointer, pointer, whole, whole, whole),
             "attend": (pointer,),
         }
         self._calls: dict[tuple[str, torch.dtype], Any] = {}
@@ -120,15 +119,6 @@ class HostLibrary:
             x.stride(0),
             threads_for(x.numel()),
         )
-
-    def argmax(self, logits: Tensor) -> Tensor:
-        """int64[n]: index of the largest entry of each row [n, size], the first of equals; size a multiple of 16."""
-        rows, size = logits.shape
-        out = torch.empty(rows, dtype=torch.int64)
-        self._calls["argmax", logits.dtype](
-            logits.data_ptr(), out.data_ptr(), rows, size, threads_for(logits.numel()) if rows > 1 else 1
-        )
-        return out
 
     def attend(self, arguments: Attention, dtype: torch.dtype) -> None:
         """Store new rows, then attend with single queries: see host.c."""

@@ -69,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="[SHARED+]IN/OUT",
         help="tokens in and out, with SHARED tokens that all prompts begin with [128/64], for example 1024+64/32",
     )
-    made.add_argument("--requests", type=int, default=0, help="requests of a row [4 times its concurrency, 8 at least]")
+    made.add_argument("--requests", type=int, default=0, help="requests of a row [--per-stream, 8 at least]")
+    made.add_argument("--per-stream", type=int, default=4, help="requests of a row over its concurrency")
     made.add_argument("--rounds", type=int, default=1, help="turns of everything; medians count")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--plain", action="store_true", help="send no extension fields (ignore_eos, return_token_ids)")
@@ -146,7 +147,7 @@ def all_rounds(sides: list[Side], options: argparse.Namespace) -> list[dict[str,
     for turn in range(options.rounds):
         for shape in shapes:
             for concurrency in concurrencies(options.concurrency):
-                requests = options.requests or max(8, 4 * concurrency)
+                requests = options.requests or max(8, options.per_stream * concurrency)
                 for side in sides:
                     if concurrency in side.concurrencies(concurrencies(options.concurrency)):
                         row = side.measure(shape, concurrency, requests, turn)

@@ -7,7 +7,7 @@ Invariant: the new rows of a layer are stored before any query of it attends.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,12 +22,18 @@ from kernels.host_library import LANES, SUFFIXES, Attention, HostLibrary, scratc
 COLUMNS = ("write_pages", "write_slots", "queries", "begins", "ends", "tables")
 
 
-class Rows(NamedTuple):
-    """One band's and window's single queries as the library takes them, the tensors behind its pointers, and chunks."""
+@dataclass(slots=True)
+class Rows:
+    """One band's and window's single queries as the library takes them, the tensors behind its pointers, and chunks.
+
+    `form` is that of the layer whose sizes and strides the arguments have: most layers share them.
+    """
 
     arguments: Attention
     tensors: tuple[Tensor, ...]
     chunks: HostPlan | None
+    single: int
+    form: tuple[object, ...] = ()
 
 
 class CompiledAttention:
@@ -36,6 +42,7 @@ class CompiledAttention:
     def __init__(self, library: HostLibrary, views: Mapping[int, LayerViews]) -> None:
         self._library = library
         self._views = views
+        self._pointers = {layer: (view.k.data_ptr(), view.v.data_ptr()) for layer, view in views.items()}
         self._torch = HostAttention(views)
         self._batch: Batch
         self._plans: dict[tuple[int, int], Rows] = {}
@@ -55,31 +62,35 @@ class CompiledAttention:
             return self._torch.run(layer, q, k, v, spec)
         q, k, v = _heads_together(q), _heads_together(k), _heads_together(v)
         plan = self._plans.get((view.band, spec.window)) or self._plan(view, spec.window)
-        sinks = None if spec.sinks is None else spec.sinks.float().contiguous()
-        arguments, rows = plan.arguments, plan.arguments.rows
-        self._layer(arguments, view, q, k, v)
+        arguments = plan.arguments
+        form = (q.shape, v.shape[2], q.stride(0), k.stride(0), v.stride(0), view.kv_heads)
+        if form != plan.form:
+            self._take_form(arguments, view, q, k, v)
+            plan.form = form
+        arguments.q, arguments.k, arguments.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        arguments.k_pages, arguments.v_pages = self._pointers[layer]
         arguments.scale, arguments.softcap = spec.scale, spec.softcap
+        sinks = None if spec.sinks is None else spec.sinks.float().contiguous()
         arguments.sinks = None if sinks is None else sinks.data_ptr()
+        arguments.tokens, arguments.rows = q.shape[0], plan.single
         if plan.chunks is None:
             out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
         else:  # all rows are stored, then the chunks attend, then the single queries
             arguments.rows = 0
             self._library.attend(arguments, q.dtype)
-            arguments.tokens, arguments.rows = 0, rows
+            arguments.tokens, arguments.rows = 0, plan.single
             places = (view.k_pages, view.v_pages, view.kv_heads, self._gathered)
             out = attend(plan.chunks, q, *places, spec.scale, spec.softcap, spec.sinks)
         arguments.out = out.data_ptr()
         self._library.attend(arguments, q.dtype)
         return out
 
-    def _layer(self, arguments: Attention, view: LayerViews, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """What differs from layer to layer."""
-        (tokens, heads, dim), value_dim = q.shape, v.shape[2]
-        arguments.tokens, arguments.heads, arguments.kv_heads = tokens, heads, view.kv_heads
+    def _take_form(self, arguments: Attention, view: LayerViews, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Sizes and strides of a layer, and scratch memory for them."""
+        (_, heads, dim), value_dim = q.shape, v.shape[2]
+        arguments.heads, arguments.kv_heads = heads, view.kv_heads
         arguments.dim, arguments.value_dim = dim, value_dim
-        arguments.q, arguments.k, arguments.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         arguments.q_stride, arguments.k_stride, arguments.v_stride = q.stride(0), k.stride(0), v.stride(0)
-        arguments.k_pages, arguments.v_pages = view.k.data_ptr(), view.v.data_ptr()
         arguments.k_unit_stride, arguments.v_unit_stride = view.k.stride(0), view.v.stride(0)
         floats, threads = scratch_floats(heads, dim, value_dim), arguments.threads
         if self._scratch.numel() < threads * floats:
@@ -109,11 +120,11 @@ class CompiledAttention:
         base = pages.first[single].astype(np.int64) * batch.page_size
         columns = (pages.write_pages, batch.write_slots, batch.offsets[single], begins - base, ends - base)
         tensors = tuple(_tensor(column) for column in (*columns, pages.tables[single]))
-        arguments = Attention(page_size=batch.page_size, rows=single.size, table_stride=pages.tables.shape[1])
+        arguments = Attention(page_size=batch.page_size, table_stride=pages.tables.shape[1])
         arguments.threads = torch.get_num_threads()
         for name, tensor in zip(COLUMNS, tensors, strict=True):
             setattr(arguments, name, tensor.data_ptr())
-        plan = Rows(arguments, tensors, chunks)
+        plan = Rows(arguments, tensors, chunks, single.size)
         self._plans[view.band, window] = plan
         return plan
 

@@ -195,7 +195,7 @@ class NativeLlama:
     ) -> Tensor:
         """What the attention of a layer adds to its input."""
         heads, turned = self._heads, self._heads + self._kv_heads
-        qkv = layer.qkv(normed).unflatten(-1, (-1, self._dim))
+        qkv = layer.qkv(normed).view(normed.shape[0], -1, self._dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :heads] = self._norm_heads(qkv[:, :heads], layer.q_norm)
             qkv[:, heads:turned] = self._norm_heads(qkv[:, heads:turned], layer.k_norm)

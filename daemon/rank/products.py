@@ -33,11 +33,13 @@ class Product:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
         self._bias = bias
-        self._packed = can_pack(weight)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS) if self._packed else weight
+        self._weight, self._linear = weight, None
+        if can_pack(weight):
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+            self._linear = torch.ops.mkldnn._linear_pointwise.default  # the overload itself: nothing to look up
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, out]."""
-        if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        if self._linear is not None:
+            return self._linear(x, self._weight, self._bias, "none", [], "")
         return F.linear(x, self._weight, self._bias)

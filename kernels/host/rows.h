@@ -52,27 +52,6 @@ void NAME(rope)(ELEM *x, const int64_t *positions, const ELEM *cos, const ELEM *
     }
 }
 
-/* Index of the largest value of each row, the first of equals. */
-void NAME(argmax)(const ELEM *x, int64_t *out, int64_t rows, int64_t size, int64_t threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < rows; r++) {
-        const ELEM *own = x + r * size;
-        vec best = fill(-INFINITY);
-        ivec which = {0}, at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        for (int64_t i = 0; i < size; i += LANES, at += LANES) {
-            vec value = NAME(load)(own + i);
-            ivec better = value > best;
-            best = choose(better, value, best);
-            which = (at & better) | (which & ~better);
-        }
-        float top = max_of(best);
-        int32_t first = INT32_MAX;
-        for (int i = 0; i < LANES; i++)
-            if (best[i] == top && which[i] < first) first = which[i];
-        out[r] = first;
-    }
-}
-
 /* Scores of one K/V head's `group` queries (float, [group, dim]) against keys [lo, hi) of a page, LANES keys at a time;
  * up to LANES - 1 scores behind the last are overwritten. */
 INLINE void NAME(page_scores)(const float *q, const ELEM *keys, int64_t key_stride, int64_t dim, int group, int64_t lo,
