@@ -33,8 +33,10 @@ from daemon.core.reasons import EndReason, Verdict
 from daemon.core.requests import Request
 from daemon.core.rows import Batch, Rows
 from daemon.core.state import CoreState
+from daemon.core.tree_nodes import Match
 
 LOOKAHEAD = 16  # waiting requests looked at in one step
+LOOKUPS_MAX = 4  # of those passed over in one step for their length, so many are looked up in the cache
 SHARE_ONE_PPM = 1_000_000
 
 
@@ -134,23 +136,29 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
     if core.throttled_steps and core.holding:
         _waits(core.queue.first(1)[0], "throttled", {"steps": core.throttled_steps}, now_ns, out)
         return
-    budget = _open_budget(core, plan)
+    budget, passed_over = _open_budget(core, plan), 0
     for request in core.queue.first(LOOKAHEAD):
         if plan.budget_tokens <= 0:
             return
         if plan.new_rows >= core.rows.free_count:
             _waits(request, "rows", {"limit": core.rows.capacity}, now_ns, out)
             return
-        chunk = _chunk(core, request, caching.find(core, request), plan)
+        # Without a hit it is told from its length alone; of those that only a hit could help, few are looked up.
+        chunk = _chunk(core, request, None, plan)
+        if not plan.partial or chunk.last or passed_over < LOOKUPS_MAX:
+            match = caching.look(core, request)
+            chunk = _chunk(core, request, match, plan)
         if not chunk.last and plan.partial:
-            caching.drop(core, chunk.hit)
+            passed_over += 1
             _waits(request, "resident", {"prompt_tokens": request.sequence_tokens}, now_ns, out)
             continue
+        chunk.hit = caching.hold(core, request, match)
         refusal = _refusal(core, chunk, budget, plan)
         if refusal is not None and chunk.start and _alone(core, plan):
             # What it found is held beside what it takes, and nobody else gives anything back: it starts cold.
             caching.drop(core, chunk.hit)
-            chunk = _chunk(core, request, caching.find(core, request, cold=True), plan)
+            chunk = _chunk(core, request, None, plan)
+            chunk.hit = caching.hold(core, request, match, cold=True)
             refusal = _refusal(core, chunk, budget, plan)
         if refusal is None:
             _plan_new(core, chunk, budget, plan)
@@ -163,15 +171,15 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
         end(core, request, EndReason.UNSCHEDULABLE, detail, now_ns, out)
 
 
-def _chunk(core: CoreState, request: Request, hit: Hit | None, plan: StepPlan) -> Chunk:
-    """The first chunk of a new request, behind what it found in the cache."""
+def _chunk(core: CoreState, request: Request, match: Match | None, plan: StepPlan) -> Chunk:
+    """The first chunk of a new request, behind what it finds in the cache (None: from its first token)."""
     memory = core.memory
     assert memory is not None, "only an epoch admits"
-    start, target = hit.match.tokens if hit is not None else 0, request.sequence_tokens
+    start, target = match.tokens if match is not None else 0, request.sequence_tokens
     count = min(target - start, core.config.chunked_prefill_size, plan.budget_tokens)
     count = cut(memory.checkpoint_interval, start, count, target)
     pages = memory.pages_of(start + count) - memory.pages_of(start)
-    return Chunk(request, start, count, pages, memory.slots_each, hit)
+    return Chunk(request, start, count, pages, memory.slots_each)
 
 
 def _open_budget(core: CoreState, plan: StepPlan) -> PrefillBudget:

@@ -204,7 +204,7 @@ def _start(core: CoreState, chunk: Chunk, slots: Int32s, columns: Columns, now_n
     if chunk.hit is not None:
         match, cut = chunk.hit.match, chunk.hit.match.cut
         numbers |= {"cached_tokens": match.tokens, "matched_tokens": match.matched_tokens}
-        numbers["queried_tokens"] = chunk.hit.queried_tokens
+        numbers["queried_tokens"] = match.asked_tokens
     out.decisions.append(Decided(now_ns, Verdict.ADMITTED, request.number, cut, numbers))
 
 

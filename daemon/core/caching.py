@@ -25,34 +25,45 @@ from daemon.core.tree_nodes import Lock, Match
 
 
 class Hit(NamedTuple):
-    """What admission found for a request, held by `lock`; it looked up the first `queried_tokens` of its sequence.
+    """What admission found for a request, held by `lock`.
 
     `pinned` are the units per band that nobody else reads: they could be evicted before and cannot be now.
     """
 
     match: Match
     lock: Lock
-    queried_tokens: int
     pinned: Demand
 
 
-def find(core: CoreState, request: Request, cold: bool = False) -> Hit | None:
-    """Match what a waiting request would compute, and hold it; None when caching is off.
+def look(core: CoreState, request: Request) -> Match | None:
+    """How much of a waiting request the cache knows now; None when caching is off. Holds nothing.
 
-    One token is always computed; a request whose prompt log probabilities are still owed computes them all, and so does
-    one that is to start `cold`.
+    One token is always computed; a request whose prompt log probabilities are still owed computes them all. The answer
+    is remembered with the request as long as the tree gives no other.
     """
     assert core.memory is not None, "only an epoch has a cache"
     tree = core.memory.cache
     if tree is None:
         return None
-    tokens = sequence_of(core, request, request.prompt_tokens + request.output_tokens)
-    owed = request.group.sampling.prompt_logprobs >= 0 and request.prompt_logprobs_next < request.prompt_tokens
-    queried = 0 if owed or cold else len(tokens) - 1
-    match = tree.match(request.group.namespace, tokens, queried)
+    if request.match is None or request.match.version != tree.version:
+        owed = request.group.sampling.prompt_logprobs >= 0 and request.prompt_logprobs_next < request.prompt_tokens
+        tokens = sequence_of(core, request, request.prompt_tokens + request.output_tokens)
+        request.match = tree.match(request.group.namespace, tokens, 0 if owed else len(tokens) - 1)
+    return request.match
+
+
+def hold(core: CoreState, request: Request, match: Match | None, cold: bool = False) -> Hit | None:
+    """Hold what was just found of a request that is to start; `cold`: nothing of it, though it may give later."""
+    if match is None:
+        return None
+    assert core.memory is not None, "only an epoch has a cache"
+    assert core.memory.cache is not None, "a match is the cache's"
+    tree, group = core.memory.cache, request.group
+    if cold:
+        match = tree.match(group.namespace, group.prompt, 0)
     before = tree.locked()
     lock = tree.lock(match)
-    return Hit(match, lock, queried, minus(tree.locked(), before))
+    return Hit(match, lock, minus(tree.locked(), before))
 
 
 def drop(core: CoreState, hit: Hit | None) -> None:
@@ -65,7 +76,7 @@ def drop(core: CoreState, hit: Hit | None) -> None:
 
 def begin(core: CoreState, request: Request, hit: Hit | None) -> None:
     """The request's row was just assigned: it starts behind what was found."""
-    request.lock, request.processed_tokens = None, 0
+    request.lock, request.match, request.processed_tokens = None, None, 0
     if hit is None:
         return
     memory, rows, row, match = core.memory, core.rows, request.row, hit.match

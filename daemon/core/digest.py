@@ -5,8 +5,8 @@ anything. Invariant: equal states have equal digests on every machine (canonical
 order, columns as little-endian bytes).
 
 Left out because the rest says it already: a prompt (the group's content digest covers it), a request's own sequence
-(prompt and kept output), the snapshot of the decoding rows, the free rows, the heap of deadlines, and what geometry
-and configuration say of windows and slots.
+(prompt and kept output) and what the cache knows of it, the snapshot of the decoding rows, the free rows, the heap of
+deadlines, and what geometry and configuration say of windows and slots.
 """
 
 from __future__ import annotations

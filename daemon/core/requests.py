@@ -21,7 +21,7 @@ from allocator.capacity import Demand
 from allocator.columns import Int64s
 from allocator.errors import InvariantBroken
 from daemon.core.reasons import EndReason
-from daemon.core.tree_nodes import Lock
+from daemon.core.tree_nodes import Lock, Match
 from ipc.messages import Accepted, Finished, Sampling
 
 
@@ -146,6 +146,7 @@ class Request:
     cached_tokens: int = 0  # how many were not computed when it was first admitted
     matched_tokens: int = 0  # how far full-attention pages alone matched then
     hit_cut: str = ""  # what ended that hit
+    match: Match | None = None  # what the cache knew of its sequence when it was last asked, while it waits
     retractions: int = 0
     prompt_logprobs_next: int = 1  # first prompt position whose log probability was not delivered yet
     last_wait: str = ""

@@ -32,6 +32,7 @@ from daemon.core.tree_order import EvictionOrder, LeastRecentlyUsed, Policy
 from daemon.core.tree_scan import NO_PAGES, Scan
 
 TOKEN_BYTES = 8
+GROW_PAGES_MAX = 512  # a leaf of so many pages does not grow: growing copies it
 
 
 class PrefixTree:
@@ -46,6 +47,7 @@ class PrefixTree:
         self.state = next((index for index, band in enumerate(bands) if band.kind == "state"), -1)
         self.windows = tuple((b, band.window_tokens) for b, band in enumerate(bands) if band.kind == "window")
         self.open_locks = 0
+        self.version = 0  # rises with every change of what a match could say
         self._roots: dict[str, Node] = {}
         self._page_bytes = page_size * TOKEN_BYTES
         self._order = EvictionOrder(len(bands), self.owner, self.state, policy or LeastRecentlyUsed())
@@ -53,13 +55,13 @@ class PrefixTree:
         self._locked = [0] * len(bands)
         self._clock = 0
         self._serial = 0
-        self._version = 0  # rises with every change of what a match would say
 
     # --- questions -----------------------------------------------------------------------------------------------
 
     def match(self, namespace: str, tokens: Int64s, limit_tokens: int) -> Match:
         """How far the tree knows the first `limit_tokens` of `tokens` (int64), rounded down to pages. Reads only."""
-        limit = max(0, min(limit_tokens, len(tokens))) // self.page_size
+        asked = max(0, min(limit_tokens, len(tokens)))
+        limit = asked // self.page_size
         data = tokens[: limit * self.page_size].tobytes()
         scan = Scan(self.page_size, self.bands, self.state)
         node = self._roots.get(namespace)
@@ -80,7 +82,8 @@ class PrefixTree:
             window_first=self.window_first(tokens_usable),
             slot=slot,
             node=scan.node,
-            version=self._version,
+            asked_tokens=asked,
+            version=self.version,
         )
 
     def window_first(self, position: int) -> tuple[int, ...]:
@@ -119,7 +122,7 @@ class PrefixTree:
 
     def lock(self, match: Match) -> Lock:
         """Hold a match against eviction, whatever it found; nothing may have changed since it was made."""
-        assert match.version == self._version, "a match is locked before the tree changes"
+        assert match.version == self.version, "a match is locked before the tree changes"
         pages = len(match.pages)
         node = match.node
         if node is None:
@@ -225,11 +228,16 @@ class PrefixTree:
         gift = Gift(pages, window_first)
         stamp = self._tick()
         node, now = lock.node, pages[first:last].copy()
-        self._version += 1
+        self.version += 1
+        for band, _ in self.windows:
+            self.advance(lock, band, window_first[band])
         while node.end < last:
             at = node.end
             child = self._child(node, data, at, first)
-            if child is None:
+            if child is None and node is lock.node and self._grows(node, gift):
+                self._grow(lock, data, pages[at:last], gift, stamp)
+                child = node
+            elif child is None:
                 child = self._attach(node, data[(at - first) * self._page_bytes :], pages[at:last], gift, stamp)
             else:
                 end = at + self._common(child, data, at, first)
@@ -237,7 +245,7 @@ class PrefixTree:
                 now[at - first : end - first] = child.pages
                 self._give_duplicates(child, gift, stamp)
             node = child
-        self._extend(lock, node, window_first)
+        self._extend(lock, node)
         kept = bool(slot) and self._give_state(node, slot, stamp)
         free, rebinds = gift.result()
         return Inserted(last * self.page_size, first, now, gift.duplicates, free, rebinds, kept)
@@ -247,7 +255,7 @@ class PrefixTree:
 
         Of the last victim no more goes than is needed; `enough` must stay true when more is freed.
         """
-        self._version += 1
+        self.version += 1
         freed = [0] * len(self.bands)
         parts: list[list[Int32s]] = [[] for _ in self.bands]
 
@@ -329,7 +337,7 @@ class PrefixTree:
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a node before page `at`; the upper part."""
-        self._version += 1
+        self.version += 1
         self._serial += 1
         upper = node.split(at, self._serial, self._page_bytes)
         for band, _ in self.windows:
@@ -397,6 +405,38 @@ class PrefixTree:
             self._held[band] += node.end - node.first[band]
         return node
 
+    def _grows(self, node: Node, gift: Gift) -> bool:
+        """Whether a row's next pages can join the leaf its lock ends at, so that long paths have few nodes.
+
+        Nobody else reads it, no state stands at its end, and its window units stay a suffix.
+        """
+        if node.parent is None or node.children or node.slot or node.locks > 1:
+            return False
+        if node.end - node.start >= GROW_PAGES_MAX:
+            return False
+        return all(node.first[band] == node.end or gift.held_from[band] <= node.end for band, _ in self.windows)
+
+    def _grow(self, lock: Lock, tokens: bytes, pages: Int32s, gift: Gift, stamp: int) -> None:
+        """The leaf that the lock ends at becomes longer, and the lock with it."""
+        node, old = lock.node, lock.node.end
+        assert node.locks == 1, "only its one reader lets a leaf grow"
+        node.tokens += tokens
+        node.pages = np.concatenate([node.pages, pages])
+        node.end = lock.pages = old + len(pages)
+        node.stamps = [stamp] * len(self.bands)
+        self._held[self.owner] += len(pages)
+        self._locked[self.owner] += len(pages)
+        for band, _ in self.windows:
+            if node.first[band] == old:
+                node.first[band] = min(max(gift.held_from[band], old), node.end)
+            self._held[band] += node.end - max(node.first[band], old)
+            self._locked[band] -= old - node.floor[band]
+            node.floor[band] = node.end
+            if old <= lock.first[band] < node.end:
+                node.starts[band][lock.first[band]] = 1
+            self._refloor(node, band)
+            self._order.offer(node, band)
+
     def _give_duplicates(self, node: Node, gift: Gift, stamp: int) -> None:
         """The tree has these pages: it takes over the window units that it lacks, the row's others are freed."""
         for band, _ in self.windows:
@@ -418,11 +458,9 @@ class PrefixTree:
         self._order.offer(node, self.state)
         return True
 
-    def _extend(self, lock: Lock, node: Node, window_first: Sequence[int]) -> None:
+    def _extend(self, lock: Lock, node: Node) -> None:
         """The reader holds the path down to `node`, and of windows what it held and what it gave."""
         old = lock.node
-        for band, _ in self.windows:
-            self.advance(lock, band, window_first[band])
         if node is not old:
             self._hold_path(node, old)
             self._hold_windows(lock, node, old)

@@ -98,7 +98,7 @@ class Match(NamedTuple):
     `tokens` can be used, `matched_tokens` full-attention pages alone would give. `cut` is what ended the usable part:
     empty (all that was asked for), `full` (the tree knows no more tokens) or the name of the band that cut. `pages`
     (int32) are the usable part's virtual pages, `window_first[band]` the first of them whose window unit the next token
-    reads, `slot` the state after it (0: none). `version` is the tree's at the match.
+    reads, `slot` the state after it (0: none). The first `asked_tokens` were looked up, at the tree's `version`.
     """
 
     namespace: str
@@ -109,6 +109,7 @@ class Match(NamedTuple):
     window_first: tuple[int, ...]
     slot: int
     node: Node | None
+    asked_tokens: int
     version: int
 
 

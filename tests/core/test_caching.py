@@ -147,10 +147,12 @@ def test_asking_for_a_hit_and_waiting_changes_nothing(shape: str) -> None:
     one.send("waits", prompt_of(66, 38), 1)
     core, tree = one.core._state, tree_of(one)
     request = core.requests[2]
-    caching.drop(core, caching.find(core, request))
+    caching.drop(core, caching.hold(core, request, caching.look(core, request)))
     before = tree.content()
-    caching.drop(core, caching.find(core, request))
-    caching.drop(core, caching.find(core, request, cold=True))
+    found = caching.look(core, request)
+    assert caching.look(core, request) is found, "the tree is not asked again while it would say the same"
+    caching.drop(core, caching.hold(core, request, found))
+    caching.drop(core, caching.hold(core, request, found, cold=True))
     assert tree.content() == before
     one.run()
     one.check_rest()

@@ -28,7 +28,7 @@ SAID_ELSEWHERE = {
     "core": {"config", "groups", "requests", "memory", "rows", "flights", "frontend_index", "deadlines", "queue"}
     | {"stall_retry_ns"},  # when the shell is asked for a tick; the tick decides, not this
     "group": {"prompt"},
-    "request": {"group", "sequence"},
+    "request": {"group", "sequence", "match"},
     "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batch"} | {"windows", "slots_each"},
     "flight": set[str](),
 }

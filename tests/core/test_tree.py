@@ -192,6 +192,26 @@ def test_content_covers_every_mark_of_a_node() -> None:
     assert world.tree.content() != before
 
 
+def test_what_one_row_gives_in_chunks_is_one_node() -> None:
+    """A long prompt makes a short path; where somebody else reads to, or window units would have a gap, one begins."""
+    world = TreeWorld(2, bands((8,)))
+    row = world.enter(list(range(80)))
+    for pages in range(1, 21):
+        world.give(row, pages)
+    assert row.lock.node.start == 0
+    reader = world.enter(list(range(40)), limit=40)
+    world.retire(row, 0, 12)
+    world.give(row, 30)
+    assert (row.lock.node.start, row.lock.node.end) == (20, 30)
+    world.leave(reader)
+    world.give(row, 35)
+    assert (row.lock.node.start, row.lock.node.end) == (20, 35)
+    world.retire(row, 0, 36)
+    world.give(row, 40)
+    assert (row.lock.node.start, row.lock.node.end) == (35, 40), "its window units would leave a gap"
+    world.leave(row)
+
+
 def test_of_the_last_victim_no_more_goes_than_is_needed() -> None:
     """A long leaf gives up exactly the pages that are missing, from its end, and their window units with them."""
     world = TreeWorld(1, bands((4,)))
