@@ -142,11 +142,12 @@ def give(core: CoreState, request: Request, tokens: Int64s, slot: int) -> bool:
 
 
 def finish(core: CoreState, request: Request, checkpoint: int) -> None:
-    """The request finishes well: give what it wrote, its newest checkpoint, and without checkpoints its state.
+    """The request finishes well: give what it wrote, its newest checkpoint, and the state it ends with on the grid.
 
-    `checkpoint` is the position of a state in the checkpoint slot that was not given yet, 0 when there is none.
-    Without checkpoints the state is that after all tokens its forwards consumed, the newest of which may be in flight:
-    whoever reads it is ordered behind that one. A state that consumed a token that was not committed is not given.
+    `checkpoint` is the position of a state in the checkpoint slot that was not given yet, 0 when there is none. The
+    working slot holds the state after all tokens that launched forwards consumed, the newest of which may be in flight:
+    whoever reads it is ordered behind that one. It is given where a checkpoint may stand, anywhere without checkpoint
+    slots; one that consumed a token that was not committed is not.
     """
     memory, rows, row = core.memory, core.rows, request.row
     assert memory is not None, "only an epoch has rows"
@@ -161,8 +162,8 @@ def finish(core: CoreState, request: Request, checkpoint: int) -> None:
         rows.slots[row, 1] = 0
         core.totals.checkpoints_given += 1
     consumed, slot = int(rows.scheduled[row]), 0
-    committed = request.prompt_tokens + int(rows.output[row])
-    if memory.state >= 0 and memory.checkpoint_interval == 0 and 0 < written <= consumed <= committed:
+    committed, grid = request.prompt_tokens + int(rows.output[row]), memory.checkpoint_interval or 1
+    if memory.state >= 0 and 0 < written <= consumed <= committed and consumed % grid == 0:
         tokens, slot = sequence_of(core, request, consumed), int(rows.slots[row, 0])
     if give(core, request, tokens, slot):
         rows.slots[row, 0] = 0

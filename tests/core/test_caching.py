@@ -503,6 +503,17 @@ def test_without_checkpoints_a_state_that_consumed_an_uncommitted_token_is_not_g
     one.check_rest()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("output", [1, 2, 9, 10, 17])
+def test_a_request_that_ends_on_the_grid_leaves_its_state_there(output: int, overlap: bool) -> None:
+    """Its working slot is the checkpoint: the next turn starts at the newest grid point it reached."""
+    one = world(EVERYTHING, overlap=overlap)
+    turn(one, "turn", prompt_of(71, 48), output)
+    found = turn(one, "next", [*prompt_of(71, 48), *one.output("turn"), 1, 2], 2)
+    assert found.numbers["cached_tokens"] == (48 + output - 1) // 8 * 8
+    one.check_rest()
+
+
 def test_a_gift_that_comes_late_is_whole() -> None:
     """No slot is free when a checkpoint is kept: the window behind it waits with it, and a hit there is usable."""
     one = world(Shape(windows=(9,), state=True, slot_bytes=16 * 256), checkpoint_interval=32)
