@@ -20,6 +20,7 @@ from daemon.rank.errors import UnsupportedModel
 from daemon.rank.mixers.table import bind_mixers
 from daemon.rank.paged_attention import AttentionSpec, PagedAttention
 from daemon.rank.probe import Probe
+from daemon.rank.products import Product, can_pack
 from daemon.rank.states import States
 
 ATTENTION_NAME = "paged_arena"
@@ -80,6 +81,18 @@ def _no_mask(*_: object, **__: object) -> None:
     """The mask function given to `transformers`: causality is the paged attention's."""
 
 
+def pack_linears(model: torch.nn.Module) -> None:
+    """Give the linear layers of a CPU model their packed form (`products`), in place of the plain weights.
+
+    A placeholder without memory keeps each weight's dtype and shape; code that reads more of it fails in the probe.
+    """
+    for module in model.modules():
+        if type(module) is torch.nn.Linear and can_pack(module.weight):
+            weight, bias = module.weight.detach(), module.bias
+            module.forward = Product(weight, None if bias is None else bias.detach())  # type: ignore[assignment]
+            module.weight = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
+
+
 class GenericModel:
     """A model definition of `transformers`, run on ragged batches."""
 
@@ -98,6 +111,7 @@ class GenericModel:
         self._model.to(device)
         self._device = device
         bind_mixers(self._model)
+        pack_linears(self._model)
         self.layers = self._probe()
 
     def _probe(self) -> list[Layer]:

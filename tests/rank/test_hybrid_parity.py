@@ -16,6 +16,7 @@ from daemon.rank.facts import read_files
 from daemon.rank.mixers.mamba2 import Mamba2Mixer
 from daemon.rank.mixers.table import MIXERS
 from daemon.rank.model import GenericModel
+from daemon.rank.products import can_pack
 from tests.rank.models import HYBRID, Reference, tiny_model
 from tests.rank.test_parity import TIE, compare, mixed, torch_driver
 from tools.rank_driver import Driver
@@ -131,6 +132,17 @@ def test_the_probe_finds_what_is_declared(place: Path, name: str) -> None:
         check_declared(layers, model.layers)
         with pytest.raises(RankError, match="layer 0: declared"):
             check_declared([Layer(), *layers[1:]], model.layers)
+
+
+def test_linear_layers_are_packed(place: Path) -> None:
+    """Their plain weights are gone where this torch packs, and the tied embedding is still there."""
+    directory = tiny_model(place / "tied", "lfm2", tie_word_embeddings=True)
+    model = GenericModel(directory, torch.float32, CPU)
+    linear = [module for module in model._model.modules() if type(module) is torch.nn.Linear]
+    packs = can_pack(torch.zeros(4, 4))
+    assert len(linear) > 20
+    assert all(module.weight.is_meta == packs for module in linear)
+    assert not model._model.get_input_embeddings().weight.is_meta
 
 
 def test_an_unknown_activation_is_refused() -> None:
