@@ -68,6 +68,7 @@ class HostLibrary:
             "add_norm": (pointer, pointer, pointer, pointer, whole, whole, real, whole),
             "silu_mul": (pointer, pointer, whole, whole, whole),
             "rope": (pointer, pointer, pointer, pointer, whole, whole, whole, whole, whole),
+            "soften_tile": (*(pointer, whole, whole, whole, whole, whole), real, real, pointer, pointer, whole),
             "attend": (pointer,),
         }
         self._calls: dict[tuple[str, torch.dtype], Any] = {}
@@ -118,6 +119,30 @@ class HostLibrary:
             dim,
             x.stride(0),
             threads_for(x.numel()),
+        )
+
+    def soften(
+        self, products: Tensor, end: int, window: int, scale: float, softcap: float, sinks: Tensor | None
+    ) -> None:
+        """From products to weights in place: [heads, t, keys], query i sees keys before `end` + i, `window` of them.
+
+        With window 0 all of them; `sinks` float32[heads] are one more logit without a key.
+        """
+        heads, queries, keys = products.shape
+        threads = threads_for(products.numel())
+        scratch = torch.empty(threads * (keys + 2 * LANES))
+        self._calls["soften_tile", products.dtype](
+            products.data_ptr(),
+            heads,
+            queries,
+            keys,
+            end,
+            window,
+            scale,
+            softcap,
+            None if sinks is None else sinks.data_ptr(),
+            scratch.data_ptr(),
+            threads,
         )
 
     def attend(self, arguments: Attention, dtype: torch.dtype) -> None:

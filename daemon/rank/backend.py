@@ -93,7 +93,7 @@ class HostBackend:
         return HostDevice(stage, data), torch.from_numpy(data)
 
     def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:
-        """The compiled library for single queries where there is one, vectorized torch for the rest."""
+        """By the compiled library where there is one, else vectorized torch."""
         return HostAttention(views) if self.library is None else CompiledAttention(self.library, views)
 
     def states(self, views: Mapping[int, LayerStates]) -> RecurrentStates:

@@ -1,7 +1,8 @@
-"""Paged attention in host memory where the compiled library serves single queries, and torch the prompt chunks.
+"""Paged attention in host memory by the compiled library: single queries, and the weights of prompt chunks.
 
-Owns the arguments of the library's calls. Must never keep a pointer beyond the batch whose tensors it points into.
-Invariant: the new rows of a layer are stored before any query of it attends.
+Owns the arguments of the library's calls, and the products of chunks, which are torch's: in bfloat16 their scores are
+rounded once, as in the eager attention of `transformers`. Must never keep a pointer beyond the batch whose tensors it
+points into. Invariant: the new rows of a layer are stored before any query of it attends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from daemon.rank.batch import Batch
 from daemon.rank.paged_attention import AttentionSpec, HostAttention, LayerViews, pages_for
-from kernels.host_attention import HostPlan, Scratch, attend, plan_attention
+from kernels.host_attention import SCORES_MAX, PrefillChunk, Scratch, plan_attention
 from kernels.host_library import LANES, SUFFIXES, Attention, HostLibrary, scratch_floats
 
 COLUMNS = ("write_pages", "write_slots", "queries", "begins", "ends", "tables")
@@ -31,8 +32,7 @@ class Rows:
 
     arguments: Attention
     tensors: tuple[Tensor, ...]
-    chunks: HostPlan | None
-    single: int
+    chunks: list[PrefillChunk]
     form: tuple[object, ...] = ()
 
 
@@ -72,18 +72,31 @@ class CompiledAttention:
         arguments.scale, arguments.softcap = spec.scale, spec.softcap
         sinks = None if spec.sinks is None else spec.sinks.float().contiguous()
         arguments.sinks = None if sinks is None else sinks.data_ptr()
-        arguments.tokens, arguments.rows = q.shape[0], plan.single
-        if plan.chunks is None:
-            out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
-        else:  # all rows are stored, then the chunks attend, then the single queries
-            arguments.rows = 0
-            self._library.attend(arguments, q.dtype)
-            arguments.tokens, arguments.rows = 0, plan.single
-            places = (view.k_pages, view.v_pages, view.kv_heads, self._gathered)
-            out = attend(plan.chunks, q, *places, spec.scale, spec.softcap, spec.sinks)
+        arguments.tokens = q.shape[0]
+        out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
         arguments.out = out.data_ptr()
         self._library.attend(arguments, q.dtype)
+        for chunk in plan.chunks:
+            self._chunk(chunk, q, view, spec, sinks, out)
         return out
+
+    def _chunk(
+        self, chunk: PrefillChunk, q: Tensor, view: LayerViews, spec: AttentionSpec, sinks: Tensor | None, out: Tensor
+    ) -> None:
+        """The queries of one prompt chunk over its gathered pages, tile by tile, by two products each."""
+        heads, dim = q.shape[1:]
+        k = self._gathered.gather("k", view.k_pages, chunk.pages).view(-1, view.kv_heads, dim).transpose(0, 1)
+        v = self._gathered.gather("v", view.v_pages, chunk.pages).view(k.shape[1], view.kv_heads, -1).transpose(0, 1)
+        for begin, end, low, high, _ in chunk.tiles:
+            step = max(SCORES_MAX // (heads * (high - low)), 1)
+            for at in range(begin, end, step):
+                own = slice(chunk.first + at, chunk.first + min(at + step, end))
+                queries = q[own].transpose(0, 1).reshape(view.kv_heads, -1, dim)
+                weights = torch.bmm(queries, k[:, low:high].transpose(1, 2))
+                seen = high - end + at + 1 - low  # keys of the tile up to query `at`
+                scores = weights.view(heads, -1, high - low)
+                self._library.soften(scores, seen, spec.window, spec.scale, spec.softcap, sinks)
+                out[own] = torch.bmm(weights, v[:, low:high]).view(heads, -1, v.shape[2]).transpose(0, 1)
 
     def _take_form(self, arguments: Attention, view: LayerViews, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Sizes and strides of a layer, and scratch memory for them."""
@@ -101,7 +114,7 @@ class CompiledAttention:
         batch = self._batch
         pages = pages_for(batch, view.band, window)
         several = np.flatnonzero(batch.counts > 1)
-        chunks = None
+        chunks: list[PrefillChunk] = []
         if several.size:
             chunks = plan_attention(
                 batch.starts[several],
@@ -113,18 +126,18 @@ class CompiledAttention:
                 batch.page_size,
                 window,
                 view.k.dtype,
-            )
+            ).chunks
         single = np.flatnonzero(batch.counts == 1)
         ends = batch.starts[single].astype(np.int64) + 1
         begins = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
         base = pages.first[single].astype(np.int64) * batch.page_size
         columns = (pages.write_pages, batch.write_slots, batch.offsets[single], begins - base, ends - base)
         tensors = tuple(_tensor(column) for column in (*columns, pages.tables[single]))
-        arguments = Attention(page_size=batch.page_size, table_stride=pages.tables.shape[1])
+        arguments = Attention(page_size=batch.page_size, rows=single.size, table_stride=pages.tables.shape[1])
         arguments.threads = torch.get_num_threads()
         for name, tensor in zip(COLUMNS, tensors, strict=True):
             setattr(arguments, name, tensor.data_ptr())
-        plan = Rows(arguments, tensors, chunks, single.size)
+        plan = Rows(arguments, tensors, chunks)
         self._plans[view.band, window] = plan
         return plan
 

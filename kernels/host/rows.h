@@ -141,6 +141,27 @@ INLINE float NAME(soften)(float *scores, int64_t count, float scale, float softc
     return shrink;
 }
 
+/* From products to weights, in place, for [heads, queries, keys]: query t sees keys [end + t - window, end + t), with
+ * window 0 all before end + t; what it does not see gets the weight 0. */
+void NAME(soften_tile)(ELEM *products, int64_t heads, int64_t queries, int64_t keys, int64_t end, int64_t window,
+                       float scale, float softcap, const float *sinks, float *scratch, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < heads * queries; row++) {
+        int64_t h = row / queries, to = end + row % queries, from = window && to > window ? to - window : 0;
+        int64_t padded = (keys + 2 * LANES) / LANES * LANES, seen = to - from, i = 0;
+        ELEM *own = products + row * keys;
+        float *scores = scratch + (threads > 1 ? omp_get_thread_num() : 0) * padded;
+        for (; i + LANES <= seen; i += LANES) store_f32(scores + i, NAME(load)(own + from + i));
+        for (; i < seen; i++) scores[i] = NAME(load_one)(own + from + i);
+        float peak = sinks ? sinks[h] : -INFINITY, sum = sinks ? 1.0f : 0.0f;
+        NAME(soften)(scores, seen, scale, softcap, &peak, &sum);
+        memset(own, 0, from * sizeof(ELEM));
+        for (i = 0; i + LANES <= seen; i += LANES) NAME(store)(own + from + i, load_f32(scores + i) / sum);
+        for (; i < seen; i++) NAME(store_one)(own + from + i, scores[i] / sum);
+        memset(own + to, 0, (keys - to) * sizeof(ELEM));
+    }
+}
+
 #define K_PAGE(page) ((const ELEM *)a->k_pages + pages[page] * a->k_unit_stride)
 #define V_PAGE(page) ((const ELEM *)a->v_pages + pages[page] * a->v_unit_stride)
 

@@ -55,6 +55,19 @@ INLINE void store_bf16(bf16 *at, vec x) {
     memcpy(at, &half, sizeof half);
 }
 
+INLINE float load_one_f32(const float *at) { return *at; }
+
+INLINE float load_one_bf16(const bf16 *at) {
+    uint32_t bits = (uint32_t)*at << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+INLINE void store_one_f32(float *at, float x) { *at = x; }
+
+INLINE void store_one_bf16(bf16 *at, float x) { *at = (bf16)(round_bits(fill(x))[0] >> 16); }
+
 INLINE vec round_f32(vec x) { return x; }
 
 INLINE vec round_bf16(vec x) { return (vec)(round_bits(x) & 0xffff0000u); }

@@ -22,7 +22,7 @@ from kernels.host_library import HostLibrary, Unavailable, load
 from tests.kernels.scenes import Scene, Shape, dense_attention, make_scene
 
 DTYPES = [torch.float32, torch.bfloat16]
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # scores of chunks are rounded to bfloat16
 BATCHES = {
     "one query": [(0, 1)],
     "long rows": [(777, 1), (255, 1), (256, 1), (511, 1)],
@@ -103,7 +103,7 @@ def test_attention_equals_dense(
     library: HostLibrary, name: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, page: int
 ) -> None:
     """Groups of 1, 3 and 12 queries, pages of 1 to 64, decode rows among chunks: new rows stored first, then read."""
-    check(library, BATCHES[name], Shape(heads, kv_heads, dim, dim, dtype, page), AttentionSpec(0.2))
+    check(library, BATCHES[name], Shape(heads, kv_heads, dim, dim, dtype, page), AttentionSpec(dim**-0.5))
 
 
 @pytest.mark.parametrize("name", BATCHES)
