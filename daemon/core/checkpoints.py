@@ -52,45 +52,46 @@ def keep(core: CoreState) -> None:
     due = due[rows.slots[due, 1].argsort()]
     memory.copy_state(rows.slots[due, 0], rows.slots[due, 1])
     positions = rows.scheduled[due]
-    rows.kept_at[due] = rows.floor[due] = positions
+    rows.floor[due] = positions
     rows.grid_at[due] = positions + memory.checkpoint_interval
     core.totals.checkpoints_kept += len(due)
     seq = next((flight.seq for flight in reversed(core.flights) if flight.forward), core.processed_through)
     for row, position in zip(due.tolist(), positions.tolist(), strict=True):
-        core.keeps.append(Keep(row, int(rows.generation[row]), position, seq))
+        core.keeps.pop(row, None)
+        core.keeps[row] = Keep(position, seq)
     if seq <= core.processed_through:  # nothing is in flight: the next chunk could overwrite it before a report comes
         give_ready(core)
 
 
 def give_ready(core: CoreState) -> None:
-    """Give every kept state whose forward was processed; what finds no slot waits for the next time."""
-    waiting: list[Keep] = []
-    while core.keeps and core.keeps[0].seq <= core.processed_through:
-        kept = core.keeps.popleft()
-        owner = core.rows.owners[kept.row]
-        stale = core.rows.generation[kept.row] != kept.generation or core.rows.kept_at[kept.row] != kept.position
-        if stale or owner is None or _give(core, owner, kept.position):
-            continue
-        core.totals.checkpoints_skipped += not kept.refused
-        kept.refused = True
-        waiting.append(kept)
-    core.keeps.extendleft(reversed(waiting))
+    """Give kept states whose forward was processed, oldest first; where one finds no slot, none behind it would."""
+    while core.keeps:
+        row, kept = next(iter(core.keeps.items()))
+        if kept.seq > core.processed_through:
+            return
+        owner = core.rows.owners[row]
+        assert owner is not None, "a row that is taken back waits for nothing"
+        if not _give(core, owner, kept):
+            core.totals.checkpoints_skipped += not kept.refused
+            kept.refused = True
+            return
+        del core.keeps[row]
+        core.totals.checkpoints_given += 1
 
 
-def _give(core: CoreState, request: Request, position: int) -> bool:
-    """Pages and state up to `position` go to the cache; False when no slot can be had for the row."""
+def _give(core: CoreState, request: Request, kept: Keep) -> bool:
+    """Pages and state up to a kept one go to the cache; False when no slot can be had for the row."""
     memory, rows, row = core.memory, core.rows, request.row
     assert memory is not None, "only an epoch has rows"
     assert request.lock is not None, "a row of a model with checkpoints reads through a lock"
-    tokens = caching.sequence_of(core, request, position)
-    caching.give(core, request, tokens, 0)
+    if not kept.refused:  # at a second try the pages were given before
+        caching.give(core, request, caching.sequence_of(core, request, kept.position), 0)
     if not request.lock.node.slot:
         fresh = memory.take_slot()
         if fresh is None:
             return False
+        tokens = caching.sequence_of(core, request, kept.position)
         assert caching.give(core, request, tokens, int(rows.slots[row, 1])), "the cache lacked this state"
         rows.slots[row, 1] = fresh
-    rows.kept_at[row] = 0
     rows.floor[row] = NO_FLOOR
-    core.totals.checkpoints_given += 1
     return True

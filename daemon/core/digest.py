@@ -80,7 +80,7 @@ def _orders(core: CoreState) -> list[Any]:
         [request.number for request in core.queue],
         core.resident.number if core.resident is not None else 0,
         [request.number for request in core.parked_rows],
-        [dataclasses.astuple(kept) for kept in core.keeps],
+        [[row, *dataclasses.astuple(kept)] for row, kept in core.keeps.items()],
         sorted(core.changed.items()),
         list(core.ended_groups),
         core.frontends,
@@ -135,7 +135,7 @@ def _rows(core: CoreState) -> list[bytes]:
     """Every column whole, then what each owned row holds: its page table and its newest output."""
     rows = core.rows
     columns = (rows.generation, rows.request, rows.frontend, rows.scheduled, rows.covered, rows.pages, rows.left)
-    owned = (rows.shared, rows.window_first, rows.retire_at, rows.floor, rows.slots, rows.grid_at, rows.kept_at)
+    owned = (rows.shared, rows.window_first, rows.retire_at, rows.floor, rows.slots, rows.grid_at)
     parts = [column.tobytes() for column in (*columns, rows.output, rows.decoding, *owned)]
     parts.append(pack_i64([rows.releases]))
     for row, owner in enumerate(rows.owners):

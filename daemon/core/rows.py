@@ -83,7 +83,6 @@ class RowTable:
         self.floor = np.full(capacity, NO_FLOOR, np.int32)  # windows are kept as if the next position were this
         self.slots = np.zeros((capacity, slots_each), np.int32)  # working slot, then checkpoint slot; 0: given away
         self.grid_at = np.full(capacity, NO_GRID, np.int32)  # the next position at which its state is to be kept
-        self.kept_at = np.zeros(capacity, np.int32)  # tokens that the state in its checkpoint slot consumed; 0: none
         self.left = np.zeros(capacity, np.int32)  # output tokens not launched yet
         self.output = np.zeros(capacity, np.int32)  # output tokens committed
         self.table = np.zeros((capacity, 16), np.int32)
@@ -115,7 +114,6 @@ class RowTable:
         self.retire_at[row] = self.page_size - 1 + min(self.windows, default=0)
         self.floor[row] = NO_FLOOR
         self.grid_at[row] = NO_GRID
-        self.kept_at[row] = 0
         self.slots[row] = slots
         self.output[row] = request.output_tokens
         self.left[row] = request.max_output - request.output_tokens

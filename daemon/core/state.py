@@ -86,10 +86,11 @@ class Flight:
 
 @dataclass(slots=True)
 class Keep:
-    """A kept state that waits to be given: whose, how many tokens it consumed, the forward that ended there."""
+    """A kept state that waits to be given: how many tokens it consumed, and the forward that ended there.
 
-    row: int
-    generation: int
+    `refused`: no slot was to be had for it yet.
+    """
+
     position: int
     seq: int
     refused: bool = False
@@ -133,7 +134,7 @@ class CoreState:
         self.rows = RowTable(self.running_max, self.config.page_size)
         self.resident: Request | None = None
         self.parked_rows: list[Request] = []
-        self.keeps: deque[Keep] = deque()  # kept states that wait to be given, in the order of their forwards
+        self.keeps: dict[int, Keep] = {}  # by row, states that wait to be given, in the order of their forwards
         self.changed: dict[int, list[int]] = {}  # by row, the page-table entries that the ranks must hear of again
         self.steady: Demand = ()  # sum of `steady` over requests that have a row
         self.share_ppm = 1_000_000 if self.config.reserve == "full" else SHARE_START_PPM
@@ -225,6 +226,7 @@ class CoreState:
     def release_row(self, request: Request) -> int:
         """Take back everything a request holds, at once; returns the number of its pages."""
         assert self.memory is not None, "only an epoch has rows"
+        self.keeps.pop(request.row, None)
         held = self.rows.release(request)
         self.memory.give_back(held)
         self.steady = minus(self.steady, request.steady)
@@ -241,11 +243,8 @@ class CoreState:
 
     def ready_checkpoint(self, row: int) -> int:
         """How many tokens the row's kept state consumed, when it may be given to the cache now; 0: there is none."""
-        position = int(self.rows.kept_at[row])
-        for kept in self.keeps if position else ():
-            if (kept.row, kept.generation, kept.position) == (row, int(self.rows.generation[row]), position):
-                return position if kept.seq <= self.processed_through else 0
-        return 0
+        kept = self.keeps.get(row)
+        return kept.position if kept is not None and kept.seq <= self.processed_through else 0
 
     def due_ns(self) -> int | None:
         """The next deadline of a live request, or None."""
@@ -266,6 +265,7 @@ class CoreState:
             "resident": int(self.resident is not None),
             "stop_ids": int(np.count_nonzero(self.stop_uses)),
             "changed": len(self.changed),
+            "kept": len(self.keeps),
             "units": sum(self.memory.live_units()) - self.memory.cached_units() if self.memory is not None else 0,
         }
         leaked = {name: count for name, count in left.items() if count}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,7 +136,7 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "parked_rows": [some],
         "resident": None,
         "kept": [b"\0" * 8],
-        "keeps": deque([Keep(0, 1, 4, 1)]),
+        "keeps": {0: Keep(4, 1)},
         "changed": {0: [1]},
         "lock": Lock("", PrefixTree(4, core.memory.chain.bands)._root(""), 0, 0, [0]) if core.memory else None,
         "ended": {0: next(iter(next(iter(core.ended_groups.values())).ended.values()))},
