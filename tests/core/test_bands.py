@@ -305,7 +305,9 @@ def test_incident_21_a_row_handed_on_takes_new_units_of_every_band() -> None:
     one.check_rest()
 
 
-def test_growth_is_promised_band_by_band() -> None:
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("pages", [90, 110, 150])
+def test_growth_is_promised_band_by_band(caching: bool, pages: int) -> None:
     """With everything reserved no mix of long prompts and outputs is ever retracted or parked, in any family."""
     for name, shape in FAMILIES.items():
         config = CoreConfig(
@@ -316,9 +318,10 @@ def test_growth_is_promised_band_by_band() -> None:
             reserve="full",
             checkpoint_interval=8,
         )
-        one = World(config, 110, facts(97, 300), shape=shape, caching=False)
+        one = World(config, pages, facts(97, 300), shape=shape, caching=caching)
         for k in range(12):
             one.send(f"r{k}", 3 + 11 * k % 70, 5 + 17 * k % 60)
+            one.tick() if k % 3 == 0 else None
         one.run()
         gauges = one.core.gauges()
         assert gauges["retractions_total"] == gauges["parks_total"] == 0, name
