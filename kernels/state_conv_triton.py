@@ -24,17 +24,14 @@ TILE = 8  # tokens of one program
 @triton.jit
 def _update(
     x_ptr, states_ptr, slots_ptr, fresh_ptr, weight_ptr, bias_ptr, out_ptr, channels, x_row, slot_stride,
-    channel_stride, TAPS: tl.constexpr, FRESH: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    BLOCK: tl.constexpr,
+    channel_stride, TAPS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token of one row, BLOCK channels."""
     row = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     kept_at = states_ptr + tl.load(slots_ptr + row).to(tl.int64) * slot_stride + channel * channel_stride
-    stored = inside
-    if FRESH:
-        stored = inside & (tl.load(fresh_ptr + row) == 0)
+    stored = inside & (tl.load(fresh_ptr + row) == 0)
     total = tl.zeros([BLOCK], tl.float32)
     for tap in tl.static_range(TAPS - 1):
         value = tl.load(kept_at + tap, mask=stored, other=0.0)
@@ -54,8 +51,8 @@ def _update(
 @triton.jit
 def _convolve(
     x_ptr, states_ptr, slots_ptr, fresh_ptr, begins_ptr, sizes_ptr, weight_ptr, bias_ptr, out_ptr, channels, x_row,
-    out_row, slot_stride, channel_stride, TAPS: tl.constexpr, FRESH: tl.constexpr, BIAS: tl.constexpr,
-    SILU: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    out_row, slot_stride, channel_stride, TAPS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """TOKENS tokens of one chunk, BLOCK channels; inputs before the chunk come from the slot."""
     row = tl.program_id(0)
@@ -66,9 +63,7 @@ def _convolve(
         begin = tl.load(begins_ptr + row).to(tl.int64)
         kept_at = states_ptr + tl.load(slots_ptr + row).to(tl.int64) * slot_stride + channel[None, :] * channel_stride
         used = (token < size)[:, None] & (channel < channels)[None, :]
-        stored = used
-        if FRESH:
-            stored = used & (tl.load(fresh_ptr + row) == 0)
+        stored = used & (tl.load(fresh_ptr + row) == 0)
         total = tl.zeros([TOKENS, BLOCK], tl.float32)
         for tap in tl.static_range(TAPS):
             source = (token + (tap - TAPS + 1))[:, None]
@@ -88,7 +83,7 @@ def _convolve(
 @triton.jit
 def _keep(
     x_ptr, states_ptr, slots_ptr, fresh_ptr, begins_ptr, sizes_ptr, channels, x_row, slot_stride, channel_stride,
-    TAPS: tl.constexpr, FRESH: tl.constexpr, BLOCK: tl.constexpr,
+    TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The last TAPS - 1 inputs of one chunk row, BLOCK channels; a short chunk moves older ones down."""
     row = tl.program_id(0)
@@ -97,9 +92,7 @@ def _keep(
     size = tl.load(sizes_ptr + row)
     begin = tl.load(begins_ptr + row).to(tl.int64)
     kept_at = states_ptr + tl.load(slots_ptr + row).to(tl.int64) * slot_stride + channel * channel_stride
-    stored = inside
-    if FRESH:
-        stored = inside & (tl.load(fresh_ptr + row) == 0)
+    stored = inside & (tl.load(fresh_ptr + row) == 0)
     for place in tl.static_range(TAPS - 1):
         source = size + (place - TAPS + 1)
         new = tl.load(x_ptr + (begin + source) * x_row + channel, mask=inside & (source >= 0), other=0.0)
@@ -115,8 +108,8 @@ def conv_update(x: Tensor, states: Tensor, rows: Singles, weight: Tensor, bias: 
     block = _block(channels)
     _update[(count, triton.cdiv(channels, block))](
         x, states, rows.slots, flags(rows.fresh, rows.slots), weight, weight if bias is None else bias, out, channels,
-        x.stride(0), states.stride(0), states.stride(1), TAPS=weight.shape[1], FRESH=rows.fresh is not None,
-        BIAS=bias is not None, SILU=silu, BLOCK=block,
+        x.stride(0), states.stride(0), states.stride(1), TAPS=weight.shape[1], BIAS=bias is not None, SILU=silu,
+        BLOCK=block,
     )  # fmt: skip
     return out
 
@@ -131,17 +124,17 @@ def conv_chunks(
     _convolve[(count, triton.cdiv(rows.longest, TILE), blocks)](
         x, states, rows.slots, fresh, rows.begins, rows.sizes, weight, weight if bias is None else bias, out, channels,
         x.stride(0), out.stride(0), states.stride(0), states.stride(1), TAPS=weight.shape[1],
-        FRESH=rows.fresh is not None, BIAS=bias is not None, SILU=silu, TOKENS=TILE, BLOCK=block,
+        BIAS=bias is not None, SILU=silu, TOKENS=TILE, BLOCK=block,
     )  # fmt: skip
     _keep[(count, blocks)](
         x, states, rows.slots, fresh, rows.begins, rows.sizes, channels, x.stride(0), states.stride(0),
-        states.stride(1), TAPS=weight.shape[1], FRESH=rows.fresh is not None, BLOCK=block,
+        states.stride(1), TAPS=weight.shape[1], BLOCK=block,
     )  # fmt: skip
 
 
 def flags(fresh: Tensor | None, slots: Tensor) -> Tensor:
-    """`fresh` as uint8[rows]; without it any tensor, which the kernel does not read."""
-    return slots if fresh is None else fresh.view(torch.uint8)
+    """`fresh` as uint8[rows]: plans on a GPU always have it, so that a kernel has one form."""
+    return torch.zeros_like(slots, dtype=torch.uint8) if fresh is None else fresh.view(torch.uint8)
 
 
 def _dense(x: Tensor) -> Tensor:

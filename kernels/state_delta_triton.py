@@ -27,7 +27,7 @@ LANES = 16  # rows of it at a time in a chunk
 @triton.jit
 def _update(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, states_ptr, slots_ptr, fresh_ptr, out_ptr, k_row, v_row, v_head, slot_stride,
-    heads, SIZE: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, FRESH: tl.constexpr, K_BLOCK: tl.constexpr,
+    heads, SIZE: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, K_BLOCK: tl.constexpr,
     V_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token of one row and value head, V_BLOCK columns of the state; SIZE value heads share a key."""
@@ -39,9 +39,7 @@ def _update(
     wide_row = row.to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     state_at = states_ptr + slot * slot_stride + (head * K_DIM + lane)[:, None] * V_DIM + value[None, :]
-    stored = inside
-    if FRESH:
-        stored = inside & (tl.load(fresh_ptr + row) == 0)
+    stored = inside & (tl.load(fresh_ptr + row) == 0)
     key_at = wide_row * k_row + head // SIZE * K_DIM + lane
     q = tl.load(q_ptr + key_at, mask=lane < K_DIM, other=0.0)
     k = tl.load(k_ptr + key_at, mask=lane < K_DIM, other=0.0)
@@ -71,7 +69,7 @@ def _inverse(system, token, TOKENS: tl.constexpr):
 def _chunk(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, states_ptr, slots_ptr, fresh_ptr, begins_ptr, sizes_ptr, out_ptr, k_row,
     v_row, v_head, slot_stride, heads, SIZE: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    FRESH: tl.constexpr, TOKENS: tl.constexpr, LANES: tl.constexpr, V_BLOCK: tl.constexpr, PRECISE: tl.constexpr,
+ TOKENS: tl.constexpr, LANES: tl.constexpr, V_BLOCK: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """One chunk row and value head, V_BLOCK columns of the state: TOKENS tokens at a time, LANES rows at a time."""
     row = tl.program_id(0)
@@ -81,9 +79,7 @@ def _chunk(
     past = token[:, None] >= token[None, :]
     slot = tl.load(slots_ptr + row).to(tl.int64)
     state_at = states_ptr + slot * slot_stride + head * K_DIM * V_DIM + value[None, :]
-    fresh = 0
-    if FRESH:
-        fresh = tl.load(fresh_ptr + row).to(tl.int32)
+    fresh = tl.load(fresh_ptr + row).to(tl.int32)
     begin = tl.load(begins_ptr + row).to(tl.int64)
     size = tl.load(sizes_ptr + row).to(tl.int32)
     for first in range(0, size, TOKENS):
@@ -145,7 +141,7 @@ def delta_update(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state
     _update[(count, heads, triton.cdiv(value_dim, block))](
         q, k, v, g, beta, states, rows.slots, flags(rows.fresh, rows.slots), out, k.stride(0), *v.stride()[:2],
         states.stride(0), heads, SIZE=heads // key_heads, K_DIM=key_dim, V_DIM=value_dim,
-        FRESH=rows.fresh is not None, K_BLOCK=triton.next_power_of_2(key_dim), V_BLOCK=block,
+        K_BLOCK=triton.next_power_of_2(key_dim), V_BLOCK=block,
     )  # fmt: skip
     return out
 
@@ -163,6 +159,6 @@ def delta_chunks(
     _chunk[(rows.slots.numel(), heads, triton.cdiv(value_dim, block))](
         q, k, v, g, beta, states, rows.slots, flags(rows.fresh, rows.slots), rows.begins, rows.sizes, out, k.stride(0),
         *v.stride()[:2], states.stride(0), heads, SIZE=heads // key_heads, K_DIM=key_dim, V_DIM=value_dim,
-        FRESH=rows.fresh is not None, TOKENS=BLOCK, LANES=LANES, V_BLOCK=block,
+        TOKENS=BLOCK, LANES=LANES, V_BLOCK=block,
         PRECISE=PRECISION,
     )  # fmt: skip

@@ -28,7 +28,7 @@ PRECISION = "ieee"  # float32 as it is; "tf32x3" needs over 224 registers, "tf32
 def _update(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, states_ptr, slots_ptr, fresh_ptr, out_ptr, x_row, x_head, dt_row,
     b_row, b_group, c_row, c_group, slot_stride, heads, SIZE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-    FRESH: tl.constexpr, DIM_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
+ DIM_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token of one row and head, DIM_BLOCK rows of the state; SIZE heads share B and C."""
     row = tl.program_id(0)
@@ -40,9 +40,7 @@ def _update(
     wide_row = row.to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     state_at = states_ptr + slot * slot_stride + (head * DIM + dim)[:, None] * WIDTH + lane[None, :]
-    stored = inside
-    if FRESH:
-        stored = inside & (tl.load(fresh_ptr + row) == 0)
+    stored = inside & (tl.load(fresh_ptr + row) == 0)
     state = tl.load(state_at, mask=stored, other=0.0)
     dt = tl.load(dt_ptr + wide_row * dt_row + head)
     x = tl.load(x_ptr + wide_row * x_row + head * x_head + dim, mask=dim < DIM, other=0.0).to(tl.float32)
@@ -58,7 +56,7 @@ def _update(
 def _scan(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, states_ptr, slots_ptr, fresh_ptr, begins_ptr, sizes_ptr, out_ptr,
     x_row, x_head, dt_row, b_row, b_group, c_row, c_group, slot_stride, heads, SIZE: tl.constexpr, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, FRESH: tl.constexpr, TOKENS: tl.constexpr, DIM_BLOCK: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr, TOKENS: tl.constexpr, DIM_BLOCK: tl.constexpr, LANES: tl.constexpr,
     PRECISE: tl.constexpr,
 ):  # fmt: skip
     """One chunk row and head, DIM_BLOCK rows of the state: TOKENS tokens at a time, LANES columns at a time."""
@@ -70,9 +68,7 @@ def _scan(
     past = token[:, None] >= token[None, :]
     slot = tl.load(slots_ptr + row).to(tl.int64)
     state_at = states_ptr + slot * slot_stride + (head * DIM + dim)[:, None] * WIDTH
-    fresh = 0
-    if FRESH:
-        fresh = tl.load(fresh_ptr + row).to(tl.int32)
+    fresh = tl.load(fresh_ptr + row).to(tl.int32)
     begin = tl.load(begins_ptr + row).to(tl.int64)
     size = tl.load(sizes_ptr + row).to(tl.int32)
     a = tl.load(a_ptr + head).to(tl.float32)
@@ -118,7 +114,7 @@ def mamba2_update(
     _update[(count, heads, triton.cdiv(dim, blocks))](
         x, dt, a, b, c, d, states, rows.slots, flags(rows.fresh, rows.slots), out, *x.stride()[:2], dt.stride(0),
         *b.stride()[:2], *c.stride()[:2], states.stride(0), heads, SIZE=heads // b.shape[1], DIM=dim,
-        WIDTH=b.shape[2], FRESH=rows.fresh is not None, DIM_BLOCK=blocks,
+        WIDTH=b.shape[2], DIM_BLOCK=blocks,
         WIDTH_BLOCK=triton.next_power_of_2(b.shape[2]),
     )  # fmt: skip
     return out
@@ -135,7 +131,7 @@ def mamba2_chunks(
     _scan[(rows.slots.numel(), heads, triton.cdiv(dim, blocks))](
         x, dt, a, b, c, d, states, rows.slots, flags(rows.fresh, rows.slots), rows.begins, rows.sizes, out,
         *x.stride()[:2], dt.stride(0), *b.stride()[:2], *c.stride()[:2], states.stride(0), heads,
-        SIZE=heads // b.shape[1], DIM=dim, WIDTH=b.shape[2], FRESH=rows.fresh is not None, TOKENS=BLOCK,
+        SIZE=heads // b.shape[1], DIM=dim, WIDTH=b.shape[2], TOKENS=BLOCK,
         DIM_BLOCK=blocks, LANES=LANES, PRECISE=PRECISION,
     )  # fmt: skip
 

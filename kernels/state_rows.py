@@ -81,7 +81,7 @@ def plan_rows(starts: Tensor, counts: Tensor, slots: Tensor, device: torch.devic
 
 def _fresh(starts: Tensor, device: torch.device) -> Tensor | None:
     fresh = starts == 0
-    return fresh.to(device) if fresh.any() else None
+    return fresh.to(device) if device.type != "cpu" or fresh.any() else None  # kernels of a GPU always read it
 
 
 def _chunks(starts: Tensor, counts: Tensor, places: Tensor, slots: Tensor, device: torch.device) -> Chunks:

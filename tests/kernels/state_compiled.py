@@ -13,9 +13,9 @@ from kernels import state_conv_triton, state_delta_triton, state_mamba2_triton
 from kernels.state_mamba2_triton import PRECISION
 from tests.kernels.compiled import TARGETS, Kernel, source_of, usage
 
-CONV: dict[str, object] = {"TAPS": 4, "FRESH": True, "BIAS": True, "SILU": True, "BLOCK": state_conv_triton.CHANNELS}
-SCAN: dict[str, object] = {"SIZE": 16, "DIM": 64, "WIDTH": 128, "FRESH": True, "DIM_BLOCK": state_mamba2_triton.DIMS}
-DELTA: dict[str, object] = {"SIZE": 2, "K_DIM": 128, "V_DIM": 128, "FRESH": True, "V_BLOCK": state_delta_triton.VALUES}
+CONV: dict[str, object] = {"TAPS": 4, "BIAS": True, "SILU": True, "BLOCK": state_conv_triton.CHANNELS}
+SCAN: dict[str, object] = {"SIZE": 16, "DIM": 64, "WIDTH": 128, "DIM_BLOCK": state_mamba2_triton.DIMS}
+DELTA: dict[str, object] = {"SIZE": 2, "K_DIM": 128, "V_DIM": 128, "V_BLOCK": state_delta_triton.VALUES}
 MAMBA = "*bf16 *fp32 *fp32 *bf16 *bf16 *bf16 *fp32 *i64 *u8"
 GATED = "*fp32 *fp32 *bf16 *fp32 *fp32 *fp32 *i64 *u8"
 KERNELS = {
@@ -28,7 +28,7 @@ KERNELS = {
     "conv-keep": Kernel(
         state_conv_triton._keep,
         "*bf16 *bf16 *i64 *u8 *i64 *i64 i32 i32 i32 i32",
-        {"TAPS": 7, "FRESH": True, "BLOCK": state_conv_triton.CHANNELS},
+        {"TAPS": 7, "BLOCK": state_conv_triton.CHANNELS},
     ),
     "mamba2-update": Kernel(
         state_mamba2_triton._update,
