@@ -173,6 +173,10 @@ class InProcess:
         """End a request from outside; harmless when it has ended."""
         self.feed(inputs.Aborted(self.now_ns, FRONTEND, sent.id, "client"))
 
+    def finish_at(self, sent: Sent) -> None:
+        """A front end found a stop string behind the newest token it was given."""
+        self.feed(inputs.FinishAsked(self.now_ns, FRONTEND, sent.id, 0, len(sent.tokens)))
+
     def retract(self, sent: Sent) -> bool:
         """Take a running request's memory away and queue it again, as the relief ladder does under pressure.
 

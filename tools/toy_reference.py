@@ -20,13 +20,15 @@ STATE_WORDS = 30
 
 
 class Toy(NamedTuple):
-    """A shape of the toy: which bands store something, and which ids it can say."""
+    """A shape of the toy: which bands store something, which ids it can say, and how often it ends itself."""
 
     full: bool = True
     windows: tuple[int, ...] = ()
     state: bool = False
     vocab_size: int = 49152
     first_token: int = 32
+    eos_ppm: int = 0
+    eos_id: int = 2
 
     def options(self) -> dict[str, str]:
         """As options of the modeled runner."""
@@ -36,6 +38,8 @@ class Toy(NamedTuple):
             "state": str(int(self.state)),
             "vocab_size": str(self.vocab_size),
             "first_token": str(self.first_token),
+            "eos_ppm": str(self.eos_ppm),
+            "eos_id": str(self.eos_id),
         }
 
 
@@ -44,8 +48,11 @@ def greedy(toy: Toy, tokens: Sequence[int]) -> list[int]:
     at = np.arange(len(tokens), dtype=np.uint64)
     x = np.asarray(tokens, dtype=np.int64).astype(np.uint64) + at * GOLDEN
     span = np.uint64(toy.vocab_size - toy.first_token)
-    draws = _draws(toy, x, at)
-    return ((mix(draws) % span).astype(np.int64) + toy.first_token).tolist()
+    draws = mix(_draws(toy, x, at))
+    said = (draws % span).astype(np.int64) + toy.first_token
+    ends = (draws >> np.uint64(32)) % np.uint64(1_000_000) < np.uint64(toy.eos_ppm)
+    said[ends] = toy.eos_id
+    return said.tolist()
 
 
 def mismatches(toy: Toy, prompt: Sequence[int], output: Sequence[int]) -> list[int]:

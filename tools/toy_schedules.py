@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from allocator.capacity import Demand, StageWalk
+from allocator.columns import pack_i64
 from allocator.demand import Purpose, RequestSizes, request_demand
 from allocator.geometry import StageGeometry
 from allocator.ops import Rebind
@@ -44,7 +45,8 @@ NAMESPACES = ("", "", "", "salt:x", "lora:x")
 ROOM_PPM = (1_000_000, 1_100_000, 1_300_000, 2_000_000, 5_000_000)
 PRESSED_PPM = (1_200_000, 1_500_000, 2_000_000, 2_500_000)
 TURNS_MAX = 20_000
-ARENA_BYTES = 64 << 20  # to size id spaces by; the arena itself is as tight as the schedule says
+ARENA_BYTES = 6 << 20  # to size id spaces by; the arena itself is as tight as the schedule says
+LENGTH_MAX = 4096
 
 
 class Ask(msgspec.Struct):
@@ -75,6 +77,7 @@ class Schedule(msgspec.Struct):
     retracts_max: int
     room_ppm: int
     late_ppm: int
+    eos_ppm: int
     asks: list[Ask]
     actions: list[tuple[str, int]]
 
@@ -82,7 +85,7 @@ class Schedule(msgspec.Struct):
     def toy(self) -> Toy:
         """The model."""
         full, _, state = SHAPES[self.shape]
-        return Toy(full=full, windows=tuple(self.windows), state=state)
+        return Toy(full=full, windows=tuple(self.windows), state=state, eos_ppm=self.eos_ppm)
 
 
 @dataclass
@@ -119,6 +122,7 @@ def draw(seed: int) -> Schedule:
         retracts_max=rng.choice([1, 3, 8]),
         room_ppm=rng.choice(PRESSED_PPM if pressed else ROOM_PPM),
         late_ppm=rng.choice([200_000, 500_000, 900_000]),
+        eos_ppm=rng.choice([0, 0, 30_000, 150_000]),
         asks=asks,
         actions=_actions(rng, len(asks), [0, 0, 6] if pressed else [0, 3, 12, 40]),
     )
@@ -141,7 +145,7 @@ def _actions(rng: random.Random, asks: int, pauses: list[int]) -> list[tuple[str
     """Every request is submitted once, in order; between that whatever the weights of this schedule like."""
     weights = {"tick": 8, "report": 6, "churn": rng.choice([0, 1, 4]), "retract": rng.choice([0, 1, 3])}
     weights |= {"abort": rng.choice([0, 0, 1]), "flush": rng.choice([0, 1]), "flush_cache": rng.choice([0, 0, 1])}
-    weights |= {"evict": rng.choice([0, 1, 2])}
+    weights |= {"evict": rng.choice([0, 1, 2]), "finish": rng.choice([0, 0, 1])}
     names = [name for name, weight in weights.items() if weight]
     actions: list[tuple[str, int]] = []
     for number in range(asks):
@@ -195,7 +199,8 @@ class _Run:
         parent = self.sent.get(ask.parent)
         prefix = [*parent.prompt, *parent.tokens][: ask.cut] if parent is not None else []
         prompt = [*prefix, *ask.suffix] or [32]
-        self.sent[number] = self.engine.submit(prompt, ask.max_tokens, ask.namespace)
+        stop_ids = pack_i64([self.schedule.toy.eos_id])
+        self.sent[number] = self.engine.submit(prompt, ask.max_tokens, ask.namespace, stop_ids=stop_ids)
 
     def tick(self, _: int) -> None:
         """One iteration, wanted or not."""
@@ -224,6 +229,13 @@ class _Run:
             self.aborted.add(live[number % len(live)].id)
             self.engine.abort(live[number % len(live)])
 
+    def finish(self, number: int) -> None:
+        """A front end finds a stop string in what one live request has said so far."""
+        live = [sent for sent in self.sent.values() if sent.finished is None and sent.tokens]
+        if live:
+            self.aborted.add(live[number % len(live)].id)
+            self.engine.finish_at(live[number % len(live)])
+
     def flush(self, number: int) -> None:
         """Opportunistic compaction."""
         self.engine.flush(1 + number % 32)
@@ -245,16 +257,19 @@ class _Run:
             f"{sent.id}: {len(sent.prompt)} prompt tokens, output token {wrong[0]} of {len(sent.tokens)} is wrong;"
             f" cached {sent.cached}, admissions {len(sent.admissions)}"
         )
+        eos = self.schedule.toy.eos_id
+        stops = eos in sent.tokens
+        assert not stops or sent.tokens.index(eos) == len(sent.tokens) - 1, f"{sent.id} went on behind a stop token"
         if sent.id not in self.aborted:
-            assert sent.finished.reason == "length", (
-                f"{sent.id} ended by {sent.finished.reason}: {sent.finished.detail}"
-            )
-            assert len(sent.tokens) == sent.max_tokens, f"{sent.id}: {len(sent.tokens)} of {sent.max_tokens} tokens"
+            wanted, ended = "stop" if stops else "length", sent.finished
+            assert ended.reason == wanted, f"{sent.id} ended by {ended.reason}, not {wanted}: {ended.detail}"
+            assert stops or len(sent.tokens) == sent.max_tokens, f"{sent.id}: {len(sent.tokens)} of {sent.max_tokens}"
 
     def _count(self) -> None:
         happened, engine = self.ran.happened, self.engine
         happened["requests"] += len(self.sent)
-        happened["aborted"] += len(self.aborted)
+        happened["aborted or stopped from outside"] += len(self.aborted)
+        happened["ended by a stop token"] += sum(self.schedule.toy.eos_id in sent.tokens for sent in self.sent.values())
         happened["steps"] += self.engine.state.seq
         happened["retractions"] += engine.state.totals.retractions
         happened["parks"] += engine.state.totals.parks
@@ -281,7 +296,7 @@ def _plain(gauge: str) -> str:
 
 _ACTS: dict[str, Callable[[_Run, int], None]] = {
     name: getattr(_Run, name)
-    for name in ("submit", "tick", "report", "churn", "retract", "abort", "flush", "evict", "flush_cache")
+    for name in ("submit", "tick", "report", "churn", "retract", "abort", "finish", "flush", "evict", "flush_cache")
 }
 
 
@@ -307,7 +322,7 @@ def engine_of(schedule: Schedule) -> InProcess:
         page_size=schedule.page_size,
         max_running_requests=schedule.rows,
         max_batched_tokens=schedule.batched,
-        max_model_len=0,
+        max_model_len=LENGTH_MAX,
         arena_bytes=ARENA_BYTES,
         mem_fraction_ppm=0,
         runner="modeled",
