@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from allocator.capacity import CapacityRefusal, Demand
+from allocator.columns import Int32s
 from allocator.demand import joint
 from daemon.core import caching
 from daemon.core.caching import Hit
@@ -70,10 +71,12 @@ class Chunk:
 class StepPlan:
     """A step being planned; nothing of it has happened yet.
 
-    `needy` rows of the batch need one page each; `partial`: a request is partly prefilled when the step is done.
+    `starts` are the next positions of the batch's rows, `needy` those of the rows that need one page each; `partial`: a
+    request is partly prefilled when the step is done.
     """
 
     batch: Batch
+    starts: Int32s
     needy: Rows
     budget_tokens: int
     pages: int

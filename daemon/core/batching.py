@@ -61,10 +61,10 @@ def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     checkpoints.keep(core)
     retire(core)
     with core.memory.deciding():
-        batch, needy = pressure.plan_decode(core, now_ns, out)
+        batch, starts, needy = pressure.plan_decode(core, now_ns, out)
         budget = core.config.max_batched_tokens - len(batch)
         assert budget >= 0, "running rows never pass the token budget"
-        plan = StepPlan(batch, needy, budget, len(needy), core.resident is not None)
+        plan = StepPlan(batch, starts, needy, budget, len(needy), core.resident is not None)
         pressure.plan_resident(core, plan, now_ns, out)
         admit(core, plan, now_ns, out)
     if not len(plan.batch) and not plan.chunks:
@@ -93,7 +93,7 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
     given = len(plan.needy)
     if given:
         columns.add_entries(plan.needy, rows.append_page_each(plan.needy, ids[:given]), ids[:given])
-    starts = rows.scheduled[batch.rows]
+    starts = plan.starts
     rows.scheduled[batch.rows] = starts + 1
     left = rows.left[batch.rows] - 1
     rows.left[batch.rows] = left

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from allocator.capacity import CapacityRefusal
+from allocator.columns import Int32s
 from daemon.core.admission import SHARE_ONE_PPM, Chunk, StepPlan, shortage
 from daemon.core.checkpoints import cut
 from daemon.core.endings import end, leave
@@ -30,21 +31,23 @@ SHARE_FALL_PPM = 500
 SHARE_MIN_PPM = 100_000
 
 
-def plan_decode(core: CoreState, now_ns: int, out: Outputs) -> tuple[Batch, Rows]:
-    """The decode rows of this step and those of them that need a page; relieves until they fit."""
+def plan_decode(core: CoreState, now_ns: int, out: Outputs) -> tuple[Batch, Int32s, Rows]:
+    """The decode rows of this step, where they start and those of them that need a page; relieves until they fit."""
     assert core.memory is not None, "only an epoch decodes"
     rows = core.rows
     while True:
         batch = rows.decode_batch()
-        needy = batch.rows[rows.scheduled[batch.rows] >= rows.covered[batch.rows]]
+        starts = rows.scheduled[batch.rows]
+        needy = batch.rows[starts >= rows.covered[batch.rows]]
         refusal = core.memory.refusal(core.memory.demand(len(needy))) if len(needy) else None
         if refusal is not None and _retract_one(core, needy, refusal, now_ns, out):
             continue
         if refusal is not None:
             batch, needy = _park_youngest(core, batch, needy, refusal, now_ns, out)
+            starts = rows.scheduled[batch.rows]
         if core.parked_rows:
             _unpark(core, batch, now_ns, out)
-        return batch, needy
+        return batch, starts, needy
 
 
 def plan_resident(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
