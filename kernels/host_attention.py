@@ -11,8 +11,8 @@ query at position p of a row and head h, over keys j with p - window < j <= p (w
 Pages are gathered, because torch's fused kernel takes contiguous keys. It gets the heads of a group as query rows, so
 each key is read once per group. In bfloat16 with single queries that kernel makes small products, one per K/V head; one
 dense product per row, with the queries spread over a block diagonal, replaces them where K/V heads are few and the work
-is large enough. For prompts in bfloat16, too, plain products are twice as fast as the fused kernel. Both round scores to
-bfloat16 before the softmax, which is in float32: the arithmetic of the reference's own unfused attention.
+is large enough. For prompts in bfloat16 plain products are twice as fast as it. Both of these round scores to bfloat16
+before a softmax in float32, as the reference's own unfused attention does.
 `bandmaster bench model --dtype ...` measures whole steps; set SPREAD_COST_MIN high to compare.
 """
 
