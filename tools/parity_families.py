@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import multiprocessing
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from tools.parity import prepared, tokenized
@@ -37,26 +40,38 @@ LONG_TOKENS = 3000  # one prompt of the embedded model
 
 def main(options: argparse.Namespace) -> int:
     """0 when every output is equal up to listed flips, 1 otherwise."""
-    names = [*NAMES, EMBEDDED] if options.family == "all" else [options.family]
+    names = [*NAMES, EMBEDDED] if options.family == "all" else options.family.split(",")
     unknown = sorted(set(names) - {*NAMES, EMBEDDED})
     if unknown:
         sys.stderr.write(f"bandmaster parity: no family {unknown[0]!r}; there are {', '.join([*NAMES, EMBEDDED])}\n")
         return 2
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     told = Console(stderr=True)
     results: list[tuple[Result, float]] = []
-    with temporary() as place, told.status("parity") as status:
-        for name in names:
-            began = time.monotonic()
-            family = make(name, options.slice, Path(place))
-            results.append((run_family(family, status.update), round(time.monotonic() - began, 1)))
-            told.print(summary(results[-1][0]))
+    for one in track(_run_all(names, options.slice, options.jobs), "families", len(names), console=told):
+        results.append(one)
+        told.print(summary(one[0]))
     found = report(results)
     if options.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
         _show(found)
     return 1 if found["different"] or not found["equal"] else 0
+
+
+def _run_all(names: list[str], sliced: bool, jobs: int) -> Iterator[tuple[Result, float]]:
+    """Results and seconds of all families, in order, on `jobs` processes."""
+    if jobs <= 1:
+        yield from (_run_one(name, sliced) for name in names)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(partial(_run_one, sliced=sliced), names)
+
+
+def _run_one(name: str, sliced: bool) -> tuple[Result, float]:
+    began = time.monotonic()
+    with temporary() as place:
+        result = run_family(make(name, sliced, Path(place)))
+    return result, round(time.monotonic() - began, 1)
 
 
 def make(name: str, sliced: bool, place: Path) -> Family:

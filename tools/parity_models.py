@@ -153,8 +153,8 @@ def engines(plan: Plan) -> Iterator[Engine]:
         yield Engine(1, max(alone), "no_buffer")
 
 
-def run_family(family: Family, told: Callable[[str], None] = lambda text: None) -> Result:
-    """The whole matrix of one family; `told` hears what is under way."""
+def run_family(family: Family) -> Result:
+    """The whole matrix of one family."""
     result = Result(family.name)
     runners: dict[tuple[int, int], tuple[TorchRunner, Prepared]] = {}
     has_state = True
@@ -167,7 +167,7 @@ def run_family(family: Family, told: Callable[[str], None] = lambda text: None) 
             runner = TorchRunner(settings, 0, 0)
             runners[key] = (runner, runner.prepare())
         has_state = any(band.kind == "state" for band in runners[key][1].geometry.bands)
-        _run_engine(family, one, settings, *runners[key], result, told)
+        _run_engine(family, one, settings, *runners[key], result)
     return result
 
 
@@ -196,7 +196,6 @@ def _run_engine(
     runner: TorchRunner,
     prepared: Prepared,
     result: Result,
-    told: Callable[[str], None],
 ) -> None:
     config = CoreConfig(
         page_size=one.page_size,
@@ -211,9 +210,9 @@ def _run_engine(
     tight = Rounds(family, InProcess(config, settings, runner, prepared=prepared, seed=seed), one)
     bytes_ = least_arena(prepared.geometry, tight.crowd())
     tight.engine = InProcess(config, settings, runner, prepared=prepared, seed=seed, arena_bytes=bytes_)
-    _keep(family, one, tight.tight(), tight.engine, result, told)
+    _keep(family, one, tight.tight(), tight.engine, result)
     roomy = Rounds(family, InProcess(config, settings, runner, prepared=prepared, seed=seed), one)
-    _keep(family, one, roomy.roomy(), roomy.engine, result, told)
+    _keep(family, one, roomy.roomy(), roomy.engine, result)
 
 
 def _keep(
@@ -222,11 +221,9 @@ def _keep(
     rounds: Iterator[tuple[str, list[Sent]]],
     engine: InProcess,
     result: Result,
-    told: Callable[[str], None],
 ) -> None:
     """Judge every request of the rounds and add up what the engine did."""
     for name, requests in rounds:
-        told(f"{family.name}: page {one.page_size}, chunk {one.chunk}: {name}")
         for sent in requests:
             judged = family.judge(sent)
             result.rows.append(
