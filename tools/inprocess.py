@@ -20,7 +20,7 @@ from typing import Any, cast
 import msgspec
 
 from allocator.checks import Checks
-from allocator.columns import Int32s, i64, pack_i64
+from allocator.columns import Int32s, pack_i64
 from allocator.geometry import Geometry
 from daemon.core import inputs, pressure
 from daemon.core.limits import CoreConfig
@@ -344,7 +344,7 @@ class InProcess:
             if sent is not None and decision.verdict == "admitted":
                 sent.admissions.append(decision)
         if out.tokens is not None:
-            numbers, tokens = out.tokens.requests.tolist(), i64(pack_i64(out.tokens.tokens)).tolist()
+            numbers, tokens = out.tokens.requests.tolist(), out.tokens.tokens.tolist()
             for number, token in zip(numbers, tokens, strict=True):
                 sent = self._by_number[number]
                 assert sent.finished is None, f"{sent.id} got a token after its end"
