@@ -17,9 +17,10 @@ from torch import Tensor
 
 from daemon.rank.batch import Batch
 from daemon.rank.paged_attention import AttentionSpec, HostAttention, LayerViews, pages_for
-from kernels.host_attention import SCORES_MAX, PrefillChunk, Scratch, plan_attention
+from kernels.host_attention import PrefillChunk, Scratch, plan_attention
 from kernels.host_library import LANES, SUFFIXES, Attention, HostLibrary, scratch_floats
 
+SCORES_MAX = 1 << 22  # of a tile, held at once; smaller pieces would have the keys packed for a product more often
 COLUMNS = ("write_pages", "write_slots", "queries", "begins", "ends", "tables")
 
 
