@@ -112,7 +112,10 @@ class Acknowledge(msgspec.Struct, tag=True, array_like=True):
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
-    """A question or order to the daemon itself: status, metrics, ping, drain, flush. `ticket` returns in `Answer`."""
+    """A question to the daemon (health, status, metrics, ping) or an order (drain, flush, flush_cache).
+
+    `ticket` returns in `Answer`.
+    """
 
     what: str
     ticket: int = 0
