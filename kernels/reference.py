@@ -106,9 +106,39 @@ def gumbel(keys: Tensor, vocab: int) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-def sample(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
-    """int64[n]: argmax of logits / temperature + gumbel(key); plain argmax where the temperature is 0."""
+def keep_best(scaled: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """bool[n, vocab]: what min-p, then top-k, then top-p keep of `scaled` [n, vocab]; equal values together."""
+    kept = torch.ones_like(scaled, dtype=torch.bool)
+    vocab = scaled.shape[1]
+    for row, (floor, k, p) in enumerate(zip(min_p.tolist(), top_k.tolist(), top_p.tolist(), strict=True)):
+        x = scaled[row]
+        mass = torch.exp(x.double() - x.max().double())
+        if floor > 0:
+            kept[row] &= x >= x.max() + math.log(floor)
+        if 0 < k < min(vocab, int(kept[row].sum()) + 1):
+            kept[row] &= x >= x[kept[row]].topk(k).values[-1]
+        if p < 1:
+            order = x.argsort(descending=True)
+            order = order[kept[row][order]]
+            reached = mass[order].cumsum(0)
+            last = min(int((reached < p * reached[-1]).sum()), order.numel() - 1)
+            kept[row] &= x >= x[order[last]]
+    return kept
+
+
+def sample(
+    logits: Tensor,
+    keys: Tensor,
+    temperatures: Tensor,
+    min_p: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+) -> Tensor:
+    """int64[n]: argmax of logits / temperature + gumbel(key) over what the limits keep; at temperature 0 the argmax."""
     drawn = temperatures > 0
     divisors = torch.where(drawn, temperatures, torch.ones_like(temperatures))
-    noise = gumbel(keys, logits.shape[1]) * drawn[:, None]
-    return (logits.float() / divisors[:, None] + noise).argmax(-1)
+    scaled = logits.float() / divisors[:, None]
+    if min_p is not None and top_k is not None and top_p is not None:
+        kept = keep_best(scaled, min_p, top_k, top_p) | ~drawn[:, None]
+        scaled = scaled.masked_fill(~kept, -math.inf)
+    return (scaled + gumbel(keys, logits.shape[1]) * drawn[:, None]).argmax(-1)

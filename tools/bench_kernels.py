@@ -199,7 +199,7 @@ def other_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         from kernels.sampling import sample
 
         ones, form = torch.ones(32, device=device), "triton"
-        drawn: Callable[[], object] = lambda: sample(logits, ones, keys)  # noqa: E731
+        drawn: Callable[[], object] = lambda: sample(logits, keys, ones)  # noqa: E731
         zero, copy = units.zero_units, units.copy_units
     else:
         drawn, form = (lambda: draw_on_host(logits.float(), keys)), "torch"

@@ -23,7 +23,7 @@ from daemon.rank.device import Device, HostDevice
 from daemon.rank.errors import BadOption
 from daemon.rank.paged_attention import HostAttention, LayerViews, PagedAttention
 from daemon.rank.runner import Launched, Outcome
-from daemon.rank.sampler import draw_on_host
+from daemon.rank.sampler import Limits, choose_on_host
 from daemon.rank.sizes import available_bytes
 from daemon.rank.states import LayerStates, RecurrentStates
 from ipc.messages import RowLogprobs
@@ -51,8 +51,8 @@ class Backend(Protocol):
     def states(self, views: Mapping[int, LayerStates]) -> RecurrentStates:
         """Recurrent states over these views."""
 
-    def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
-        """Tokens int64[n]: argmax of `scaled` float32[n, vocab] plus the Gumbel noise of `keys` int32[n, 2]."""
+    def draw(self, logits: Tensor, limits: Limits, keys: Tensor) -> Tensor:
+        """Tokens int64[n] of `logits` float32[n, vocab], which may be changed, by limits and `keys` int32[n, 2]."""
 
     def forward_scope(self) -> contextlib.AbstractContextManager[object]:
         """Inside it, work goes to the forward stream."""
@@ -100,9 +100,9 @@ class HostBackend:
         """Vectorized torch."""
         return RecurrentStates(views, self.torch_device)
 
-    def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, limits: Limits, keys: Tensor) -> Tensor:
         """By torch and numpy."""
-        return draw_on_host(scaled, keys)
+        return choose_on_host(logits, limits, keys)
 
     def forward_scope(self) -> contextlib.AbstractContextManager[object]:
         """There is one stream only."""

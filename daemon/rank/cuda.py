@@ -28,6 +28,7 @@ from daemon.rank.device import Device
 from daemon.rank.errors import StepRefused
 from daemon.rank.paged_attention import LayerViews, PagedAttention
 from daemon.rank.runner import Launched, Outcome
+from daemon.rank.sampler import Limits
 from daemon.rank.states import LayerStates, RecurrentStates
 from daemon.rank.transfers import TransferEngine, no_engine
 from daemon.rank.triton_ops import TritonAttention, TritonUnits
@@ -273,9 +274,11 @@ class CudaBackend:
         """Triton kernels."""
         return RecurrentStates(views, self.torch_device, TRITON_OPS)
 
-    def draw(self, scaled: Tensor, keys: Tensor) -> Tensor:
-        """By the sampling kernel, with the logits scaled already."""
-        return sample(scaled, torch.ones_like(scaled[:, 0]), keys)
+    def draw(self, logits: Tensor, limits: Limits, keys: Tensor) -> Tensor:
+        """By the sampling kernel: temperature, min-p, top-k, top-p and noise in one launch that the host never waits
+        for."""
+        columns = [torch.from_numpy(column).pin_memory().to(logits.device, non_blocking=True) for column in limits]
+        return sample(logits, keys, *columns)
 
     def forward_scope(self) -> contextlib.AbstractContextManager[object]:
         """Work goes to the forward stream."""

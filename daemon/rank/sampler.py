@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allocator.columns import Int32s, Int64s, pack_i32, pack_i64
+from allocator.columns import Float32s, Int32s, Int64s, pack_i32, pack_i64
 from daemon.rank.noise import row_keys
 from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import Logprobs
@@ -28,7 +28,17 @@ LOGPROB_ROWS = 64  # positions whose whole log-softmax is held at once
 NOISE_ROWS = 4  # rows of noise made at once: bounds the memory of a draw
 
 
-Draw = Callable[[Tensor, Tensor], Tensor]
+class Limits(NamedTuple):
+    """Of n drawn rows: `temperature` (above 0), `min_p`, `top_p` float32[n] and `top_k` int32[n]; 0 or 1: no limit."""
+
+    temperature: Float32s
+    min_p: Float32s
+    top_k: Int32s
+    top_p: Float32s
+
+
+# Tokens int64[n] of logits [n, vocab], which may be changed, by their limits and noise keys int32[n, 2].
+Draw = Callable[[Tensor, Limits, Tensor], Tensor]
 
 
 class History(NamedTuple):
@@ -47,6 +57,7 @@ class Sampler:
         self._vocab = vocab_size
         self._device = device
         self._histories: dict[int, History] = {}
+        self._one = torch.ones(1, dtype=torch.int32, device=device)
 
     def sample(
         self, logits: Tensor, rows: Int32s, generations: Int32s, positions: Int64s, table: SamplingTable
@@ -69,7 +80,8 @@ class Sampler:
         self._ban(values, rows[own], positions[own], table)
         tokens[own] = self._choose(values, rows[own], positions[own], table)
         for at in np.flatnonzero(penalized).tolist():
-            self._histories[int(rows[at])].counts[tokens[at]] += 1
+            # Not `counts[tokens[at]] += 1`, which waits for the token to reach the host.
+            self._histories[int(rows[at])].counts.index_add_(0, tokens[at : at + 1], self._one)
         return tokens
 
     def _forget_reused(self, rows: Int32s, generations: Int32s) -> None:
@@ -135,10 +147,17 @@ class Sampler:
         for begin in range(0, drawn.size, NOISE_ROWS):
             some = drawn[begin : begin + NOISE_ROWS]
             at = chosen[some]
-            scaled = logits[at].float() / torch.from_numpy(temperatures[some]).to(self._device)[:, None]
-            keep_best(scaled, rows[at], table)
-            tokens[some] = self._draw_best(scaled, pairs[begin : begin + NOISE_ROWS])
+            own = rows[at]
+            limits = Limits(temperatures[some], table.min_p[own], table.top_k[own], table.top_p[own])
+            tokens[some] = self._draw_best(logits[at].float(), limits, pairs[begin : begin + NOISE_ROWS])
         return tokens
+
+
+def choose_on_host(logits: Tensor, limits: Limits, keys: Tensor) -> Tensor:
+    """int64[n]: draws from `logits` float32[n, vocab], which is changed, by the limits and `keys` int32[n, 2]."""
+    logits /= torch.from_numpy(limits.temperature)[:, None]
+    keep_best(logits, limits)
+    return draw_on_host(logits, keys)
 
 
 def draw_on_host(scaled: Tensor, keys: Tensor) -> Tensor:
@@ -163,10 +182,10 @@ def _argmax_of(logits: Tensor, at: NDArray[np.intp]) -> Tensor:
     return argmax(logits)[at] if 2 * at.size > logits.shape[0] else argmax(logits[at])
 
 
-def keep_best(scaled: Tensor, rows: Int32s, table: SamplingTable) -> None:
+def keep_best(scaled: Tensor, limits: Limits) -> None:
     """Set to -inf what min-p, top-k and top-p drop, in place; `scaled` float32[n, vocab], after temperature."""
     vocab = scaled.shape[1]
-    min_p, top_k, top_p = table.min_p[rows], table.top_k[rows], table.top_p[rows]
+    _, min_p, top_k, top_p = limits
     if (min_p > 0).any():
         floor = scaled.amax(-1) + torch.from_numpy(np.log(np.maximum(min_p, 1e-38))).to(scaled.device)
         scaled.masked_fill_(scaled < floor[:, None], -math.inf)

@@ -77,7 +77,9 @@ KERNELS = {
     "copy": Kernel(units._copy, "*i64 *i32 *i32 i32", {"BLOCK": units.BLOCK_WORDS}),
     "update": Kernel(units._update, "*i32 *i32 *i32 i32", {"BLOCK": units.BLOCK_PAIRS}),
     "sample": Kernel(
-        sampling._sample, "*fp32 *fp32 *i32 *i64 i32 i32", {"STEP": UNIFORM_STEP, "BLOCK": sampling.BLOCK}
+        sampling._sample,
+        "*bf16 *i32 *fp32 *fp32 *i32 *fp32 *i64 i32 i32",
+        {"STEP": UNIFORM_STEP, "BLOCK": sampling.BLOCK_MAX, "LIMITED": True, "LOWEST": sampling.LOWEST},
     ),
 }
 

@@ -151,12 +151,19 @@ def table(count: int) -> str:
     return "" if torch.equal(mine, twin) else "other entries than the twin's"
 
 
-def drawn(vocab: int, dtype: torch.dtype) -> str:
-    """Tokens equal to the twin's, greedy rows among them."""
-    logits = (torch.randn(5, vocab, generator=torch.Generator().manual_seed(8)) * 2).to(dtype)
-    temperatures = torch.tensor([0.0, 0.5, 1.0, 3.0, 1.0])
-    keys = torch.tensor([[1, 2], [3, -4], [-(1 << 31), (1 << 31) - 1], [7, 8], [9, -10]], dtype=torch.int32)
-    got, want = sampling.sample(logits, temperatures, keys), reference.sample(logits, temperatures, keys)
+def drawn(vocab: int, dtype: torch.dtype, limits: tuple[float, int, float] | None = None, rows: int = 5) -> str:
+    """Tokens equal to the twin's, greedy rows among them; `limits`: min-p, top-k and top-p of some of the rows."""
+    chance = torch.Generator().manual_seed(8)
+    logits = (torch.randn(rows, vocab, generator=chance) * 2).to(dtype)
+    temperatures = torch.tensor([0.0, 0.5, 1.0, 3.0, 1.0]).repeat(rows // 5)
+    keys = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, 2), generator=chance).int()
+    keys[:5] = torch.tensor([[1, 2], [3, -4], [-(1 << 31), (1 << 31) - 1], [7, 8], [9, -10]])
+    columns: list[Tensor] = []
+    if limits is not None:
+        columns = [torch.tensor([limits[at]] * (rows - 1) + [(0.0, 0, 1.0)[at]]) for at in range(3)]
+        columns[1] = columns[1].int()
+    got = sampling.sample(logits, keys, temperatures, *columns)
+    want = reference.sample(logits, keys, temperatures, *columns)
     return "" if torch.equal(got, want) else f"{got.tolist()} for {want.tolist()}"
 
 
@@ -296,6 +303,14 @@ CASES: dict[str, Callable[[], str]] = {
     "table-odd": lambda: table(2 * units.BLOCK_PAIRS + 77),
     "sample-f32": lambda: drawn(2500, torch.float32),
     "sample-bf16": lambda: drawn(37, torch.bfloat16),
+    "sample-min-p": lambda: drawn(700, F32, (0.2, 0, 1.0), 20),
+    "sample-top-k": lambda: drawn(700, F32, (0.0, 5, 1.0), 20),
+    "sample-top-k-equals": lambda: drawn(700, BF16, (0.0, 17, 1.0), 20),
+    "sample-top-k-all": lambda: drawn(60, F32, (0.0, 60, 1.0), 10),
+    "sample-top-p": lambda: drawn(700, F32, (0.0, 0, 0.6), 20),
+    "sample-top-p-none": lambda: drawn(60, F32, (0.0, 0, 0.0), 10),
+    "sample-limits": lambda: drawn(5000, F32, (0.01, 40, 0.9), 10),
+    "sample-limits-bf16": lambda: drawn(4097, BF16, (0.05, 300, 0.5), 5),
     "rank-attention-f32": lambda: rank_attention(torch.float32),
     "rank-attention-bf16": lambda: rank_attention(torch.bfloat16),
     "rank-units": rank_units,

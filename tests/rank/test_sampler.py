@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator.columns import f32, i32, i64, pack_i64
 from daemon.rank.noise import row_keys
-from daemon.rank.sampler import Sampler, argmax, draw_on_host, keep_best, logprobs_of
+from daemon.rank.sampler import Limits, Sampler, argmax, choose_on_host, keep_best, logprobs_of
 from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import RowSampling, Sampling
 from kernels.reference import gumbel
@@ -35,7 +35,7 @@ def draw(table: SamplingTable, logits: torch.Tensor, position: int, rows: list[i
     """One sampled token for each row of the table (or of `rows`), all at one position."""
     chosen = np.array(range(len(logits)) if rows is None else rows, dtype=np.int32)
     positions = np.full(chosen.size, position, dtype=np.int64)
-    sampler = Sampler(logits.shape[1], CPU, draw_on_host)
+    sampler = Sampler(logits.shape[1], CPU, choose_on_host)
     return sampler.sample(logits, chosen, np.zeros_like(chosen), positions, table).tolist()
 
 
@@ -112,7 +112,8 @@ def test_gumbel_noise_has_the_right_moments() -> None:
 def kept(scaled: torch.Tensor, sampling: Sampling) -> set[int]:
     """Ids that survive the rules of one row."""
     row = scaled.clone()[None]
-    keep_best(row, np.zeros(1, dtype=np.int32), table_of(sampling))
+    table = table_of(sampling)
+    keep_best(row, Limits(table.temperature, table.min_p, table.top_k, table.top_p))
     return set(torch.isfinite(row[0]).nonzero()[:, 0].tolist())
 
 
@@ -152,7 +153,7 @@ def test_penalties_follow_their_definition() -> None:
     """Repetition over prompt and output, presence and frequency over output only, updated as tokens come."""
     sampling = Sampling(temperature=0.0, seed=0, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     table = table_of(sampling, prompt_ids=pack_i64([0, 1]), output_ids=pack_i64([2, 2]))
-    sampler = Sampler(6, CPU, draw_on_host)
+    sampler = Sampler(6, CPU, choose_on_host)
     rows, zero = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
     logits = torch.tensor([[4.0, -1.0, 6.0, 2.2, 1.9, -9.0]])
     # 0: 4/2; 1: -1*2; 2: 6/2 - 0.5 - 2*0.25 = 2.0; 3 is untouched and best
@@ -169,7 +170,7 @@ def test_a_new_generation_reads_its_own_history() -> None:
     """Penalties of a reused row start from the history that came with the new generation."""
     sampling = Sampling(temperature=0.0, seed=0, presence_penalty=2.0)
     table = table_of(sampling, output_ids=pack_i64([1]))
-    sampler = Sampler(4, CPU, draw_on_host)
+    sampler = Sampler(4, CPU, choose_on_host)
     rows = np.zeros(1, dtype=np.int32)
     logits = torch.tensor([[1.0, 2.0, 0.0, 0.0]])
     assert sampler.sample(logits, rows, np.array([0], dtype=np.int32), np.array([3]), table).tolist() == [0]
@@ -227,7 +228,7 @@ def test_histories_of_rows_that_are_gone_are_dropped() -> None:
     """A row that samples in a new generation, with penalties or without, leaves no history of the old one behind."""
     penalized = Sampling(temperature=0.0, seed=0, presence_penalty=2.0)
     table = table_of(penalized, penalized)
-    sampler = Sampler(VOCAB, CPU, draw_on_host)
+    sampler = Sampler(VOCAB, CPU, choose_on_host)
     rows, positions = np.arange(2, dtype=np.int32), np.array([3, 3])
     sampler.sample(random_logits(2), rows, np.zeros(2, dtype=np.int32), positions, table)
     left = [weakref.ref(history.counts) for history in sampler._histories.values()]

@@ -31,7 +31,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         return draw(scaled, keys)
 
     monkeypatch.setattr(paged_attention, "attend", attended)
-    monkeypatch.setattr(backend, "draw_on_host", drawn)
+    monkeypatch.setattr(sampler, "draw_on_host", drawn)
     return calls
 
 
