@@ -1,6 +1,7 @@
 """Row store: the new K or V rows of a batch into their pages.
 
-Owns one kernel. Must never write the sink: pages are checked where the batch is built. Formula:
+Owns one kernel. Must never write the sink: pages are checked where the batch is built. They are physical: every band's
+are translated there, once per step, because the id tables on the device change under a running forward. Formula:
 view[pages[t], slots[t]] = values[t]. Twin: `reference.store_rows`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
