@@ -24,7 +24,7 @@ from torch import Tensor
 SOURCES = Path(__file__).with_name("host")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
 WIDE = "-mprefer-vector-width=512"  # x86 only; without it compilers halve the vectors
-BUILD_TIMEOUT_S = 60
+BUILD_TIMEOUT_S = 240  # it takes three; machines that boot many processes at once need more
 LANES = 16  # rows are read in vectors of this many elements
 BLOCK_FLOATS = 256 + LANES  # of one head's scores, as in rows.h
 ALONE_MAX = 1 << 16  # elements below which a second thread costs more than it gives

@@ -6,13 +6,13 @@
 /* Attention of one layer: decode rows over pages, after all new rows were stored. Strides are in elements. */
 struct attention {
     int64_t tokens, heads, kv_heads, dim, value_dim, page_size;
-    const void *q, *k, *v;                  /* [tokens, heads, dim], [tokens, kv_heads, dim], [tokens, kv_heads, value_dim] */
+    const void *q, *k, *v;                  /* [tokens, heads, dim], [tokens, kv_heads, dim or value_dim] */
     int64_t q_stride, k_stride, v_stride;   /* from one token to the next */
     void *k_pages, *v_pages;                /* unit u starts at u * unit_stride */
     int64_t k_unit_stride, v_unit_stride;
     const int64_t *write_pages, *write_slots;
     int64_t rows;                           /* with one query each */
-    const int64_t *queries, *begins, *ends; /* token of each row; keys [begin, end), counted from its first listed page */
+    const int64_t *queries, *begins, *ends; /* token of each row; keys [begin, end) from its first listed page on */
     const int32_t *tables;                  /* [rows, table_stride]: physical pages */
     int64_t table_stride;
     float scale, softcap;
@@ -32,4 +32,7 @@ struct attention {
 
 #define ELEM bf16
 #define NAME(x) x##_bf16
+#ifdef __AVX512BF16__
+#define PAIRS
+#endif
 #include "rows.h"

@@ -33,7 +33,8 @@ void NAME(silu_mul)(const ELEM *rows_in, ELEM *out, int64_t rows, int64_t size, 
     }
 }
 
-/* Rotate pairs (i, i + dim / 2) of each head in place; cos and sin [positions, dim], the sign of the first half in sin. */
+/* Rotate pairs (i, i + dim / 2) of each head in place; cos and sin [positions, dim], the sign of the first half in
+ * sin. */
 void NAME(rope)(ELEM *x, const int64_t *positions, const ELEM *cos, const ELEM *sin, int64_t tokens, int64_t heads,
                 int64_t dim, int64_t stride, int64_t threads) {
     int64_t half = dim / 2;
@@ -52,10 +53,10 @@ void NAME(rope)(ELEM *x, const int64_t *positions, const ELEM *cos, const ELEM *
     }
 }
 
-/* Scores of one K/V head's `group` queries (float, [group, dim]) against keys [lo, hi) of a page, LANES keys at a time;
- * up to LANES - 1 scores behind the last are overwritten. */
-INLINE void NAME(page_scores)(const float *q, const ELEM *keys, int64_t key_stride, int64_t dim, int group, int64_t lo,
-                              int64_t hi, float *scores, int64_t score_stride) {
+/* Scores of one K/V head's `group` queries ([group, dim], as they are and as floats) against keys [lo, hi) of a page,
+ * LANES keys at a time; up to LANES - 1 scores behind the last are overwritten. */
+INLINE void NAME(page_scores)(const ELEM *query, const float *q, const ELEM *keys, int64_t key_stride, int64_t dim,
+                              int group, int64_t lo, int64_t hi, float *scores, int64_t score_stride) {
     vec parts[8][LANES];
     for (int64_t from = lo; from < hi; from += LANES) {
         int some = hi - from < LANES ? (int)(hi - from) : LANES;
@@ -63,7 +64,14 @@ INLINE void NAME(page_scores)(const float *q, const ELEM *keys, int64_t key_stri
             const ELEM *key = keys + (from + at) * key_stride;
             vec sums[8];
             for (int g = 0; g < group; g++) sums[g] = (vec){0};
-            for (int64_t i = 0; i < dim; i += LANES) {
+            int64_t i = 0;
+#ifdef PAIRS
+            for (; i + 2 * LANES <= dim; i += 2 * LANES)
+                for (int g = 0; g < group; g++) sums[g] = add_pairs(sums[g], key + i, query + g * dim + i);
+#else
+            (void)query;
+#endif
+            for (; i < dim; i += LANES) {
                 vec value = NAME(load)(key + i);
                 for (int g = 0; g < group; g++) sums[g] += value * load_f32(q + g * dim + i);
             }
@@ -95,9 +103,11 @@ INLINE void NAME(page_values)(float *acc, const ELEM *values, int64_t value_stri
                               int64_t hi, const float *weights, int64_t weight_stride) {
     int64_t i = 0;
     for (; group <= 4 && i + 4 * LANES <= dim; i += 4 * LANES)
-        NAME(some_values)(acc + i, values + lo * value_stride + i, value_stride, dim, group, 4, hi - lo, weights, weight_stride);
+        NAME(some_values)(acc + i, values + lo * value_stride + i, value_stride, dim, group, 4, hi - lo, weights,
+                          weight_stride);
     for (; i < dim; i += LANES)
-        NAME(some_values)(acc + i, values + lo * value_stride + i, value_stride, dim, group, 1, hi - lo, weights, weight_stride);
+        NAME(some_values)(acc + i, values + lo * value_stride + i, value_stride, dim, group, 1, hi - lo, weights,
+                          weight_stride);
 }
 
 /* The two above with the size of the group known to the compiler. */
@@ -188,17 +198,26 @@ static void NAME(attend_row)(const struct attention *a, int64_t row, float *scra
             fetch(page + 2 < last ? K_PAGE(page + 2) : V_PAGE(from / size), size * a->kv_heads * dim * sizeof(ELEM));
             for (int64_t h = 0; h < heads; h += 8 < group - h % group ? 8 : group - h % group) {
                 int some = 8 < group - h % group ? 8 : (int)(group - h % group);
+#define SCORES(n, size)                                                                                                \
+    NAME(page_scores)(query + h * dim, q + h * dim, K_PAGE(page) + h / group * dim, a->kv_heads * dim, size, n,        \
+                      at - first, next - first, scores + h * (BLOCK + LANES) + at - from, BLOCK + LANES)
 #define CALL(n)                                                                                                        \
-    NAME(page_scores)(q + h * dim, K_PAGE(page) + h / group * dim, a->kv_heads * dim, dim, n, at - first, next - first, \
-                      scores + h * (BLOCK + LANES) + at - from, BLOCK + LANES)
+    if (dim == 64)                                                                                                     \
+        SCORES(n, 64);                                                                                                 \
+    else if (dim == 128)                                                                                               \
+        SCORES(n, 128);                                                                                                \
+    else                                                                                                               \
+        SCORES(n, dim)
                 FOR_GROUP(CALL)
 #undef CALL
+#undef SCORES
             }
         }
         for (int64_t h = 0; h < heads; h++) {
-            float shrink = NAME(soften)(scores + h * (BLOCK + LANES), to - from, a->scale, a->softcap, peaks + h, sums + h);
+            float *own = acc + h * wide, *products = scores + h * (BLOCK + LANES);
+            float shrink = NAME(soften)(products, to - from, a->scale, a->softcap, peaks + h, sums + h);
             if (shrink != 1.0f)
-                for (int64_t i = 0; i < wide; i += LANES) store_f32(acc + h * wide + i, load_f32(acc + h * wide + i) * shrink);
+                for (int64_t i = 0; i < wide; i += LANES) store_f32(own + i, load_f32(own + i) * shrink);
         }
         for (int64_t at = from, next; at < to; at = next) {
             int64_t page = at / size, first = page * size;
@@ -232,7 +251,8 @@ void NAME(attend)(const struct attention *a) {
         memcpy((ELEM *)a->v_pages + a->write_pages[t] * a->v_unit_stride + a->write_slots[t] * v_row,
                (const ELEM *)a->v + t * a->v_stride, v_row * sizeof(ELEM));
     }
-#pragma omp parallel for num_threads(a->threads) schedule(dynamic) if (a->threads > 1 && a->rows > 1)
+    int several = a->threads > 1 && a->rows > 1;
+#pragma omp parallel for num_threads(a->threads) schedule(dynamic) if (several)
     for (int64_t row = 0; row < a->rows; row++)
-        NAME(attend_row)(a, row, a->scratch + (a->threads > 1 && a->rows > 1 ? omp_get_thread_num() : 0) * a->scratch_floats);
+        NAME(attend_row)(a, row, a->scratch + (several ? omp_get_thread_num() : 0) * a->scratch_floats);
 }

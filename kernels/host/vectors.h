@@ -75,7 +75,8 @@ INLINE vec round_bf16(vec x) { return (vec)(round_bits(x) & 0xffff0000u); }
 #define HALVES(x, op)                                                                                                  \
     vec8 eight = op(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),                                             \
                     __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));                                      \
-    vec4 four = op(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+    vec4 four = op(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),                                                  \
+                   __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
 
 INLINE float sum_of(vec x) {
 #define ADD(a, b) ((a) + (b))
@@ -130,3 +131,13 @@ INLINE vec exp_of(vec x) {
     ivec power = (__builtin_convertvector(whole, ivec) + 127) << 23;
     return (vec)((ivec)(sum * (vec)power) & ~tiny);
 }
+
+#ifdef __AVX512BF16__
+/* sum + the products of 32 pairs of bf16, two of them in each lane. */
+INLINE vec add_pairs(vec sum, const bf16 *a, const bf16 *b) {
+    __m512bh left, right;
+    memcpy(&left, a, sizeof left);
+    memcpy(&right, b, sizeof right);
+    return (vec)_mm512_dpbf16_ps((__m512)sum, left, right);
+}
+#endif
