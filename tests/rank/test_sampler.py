@@ -16,6 +16,7 @@ from daemon.rank.noise import row_keys
 from daemon.rank.sampler import Limits, Sampler, argmax, choose_on_host, keep_best, logprobs_of
 from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import RowSampling, Sampling
+from kernels import reference
 from kernels.reference import gumbel
 
 VOCAB = 300
@@ -134,13 +135,15 @@ def expected(scaled: torch.Tensor, sampling: Sampling) -> set[int]:
 @pytest.mark.parametrize("top_p", [1.0, 0.95, 0.5, 0.01])
 @pytest.mark.parametrize("min_p", [0.0, 0.05])
 def test_rules_keep_what_their_definition_keeps(top_k: int, top_p: float, min_p: float) -> None:
-    """Every combination equals the sorted definition; at least the best token is kept."""
+    """Every combination equals the sorted definition, on a CPU and in the kernel's twin; the best token is kept."""
     for seed in range(4):
         scaled = random_logits(1, seed)[0]
         sampling = Sampling(top_k=top_k, top_p=top_p, min_p=min_p)
         got = kept(scaled, sampling)
         assert got == expected(scaled, sampling)
         assert int(scaled.argmax()) in got
+        limits = (torch.tensor([value]) for value in (min_p, top_k, top_p))
+        assert set(reference.keep_best(scaled[None], *limits)[0].nonzero()[:, 0].tolist()) == got
 
 
 def test_top_p_beyond_the_first_candidates() -> None:
