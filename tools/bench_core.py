@@ -161,6 +161,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bands", default="full", help="bands of the model: full, and with it window:TOKENS and state")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(argv)
+    try:
+        bands_of(options.bands)
+    except ValueError as error:
+        parser.error(str(error))
     rows = []
     for running in (int(part) for part in options.running.split(",")):
         with tempfile.TemporaryDirectory(prefix="bandmaster-bench-") as directory:

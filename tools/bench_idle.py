@@ -59,6 +59,8 @@ def main(argv: list[str]) -> int:
     cli.add_argument("--json", action="store_true", help="one object with a list `rows`")
     cli.add_argument("serve", nargs="*", help="behind `--`: flags of `bandmaster serve`")
     options = cli.parse_args(argv)
+    if options.seconds <= 0 or options.settle < 0:
+        cli.error(f"--seconds {options.seconds} must be above 0, --settle {options.settle} at least 0")
     try:
         with OwnServer(options.serve) as server:
             load = Load(server.url, server.model(), prompt_tokens=16, output_tokens=8)

@@ -185,8 +185,14 @@ class OwnServer:
         return {name: float(value) for name, _, value in lines}
 
     def model(self) -> str:
-        """The served model's name."""
-        return str(json.loads(http_get(f"{self.url}/v1/models")[1])["data"][0]["id"])
+        """The served model's name; raises ServerFailed when nobody answers as a server does."""
+        status, body = http_get(f"{self.url}/v1/models")
+        if status != 200:
+            raise ServerFailed(f"{self.url} does not answer: {f'status {status}, ' if status else ''}{body[:200]}")
+        try:
+            return str(json.loads(body)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ServerFailed(f"{self.url} answers, but not with a list of models: {body[:200]!r}") from error
 
     # --- context
 

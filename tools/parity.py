@@ -154,6 +154,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """0 when every output is equal up to listed flips, 1 otherwise."""
     options = parser().parse_args(argv)
+    if options.schedules < 1 or options.jobs < 1:
+        parser().error(f"--schedules {options.schedules} and --jobs {options.jobs} must be at least 1")
     way = "toy" if options.toy else "families" if options.family else "held" if options.held else ""
     if way:
         return int(importlib.import_module(f"tools.parity_{way}").main(options))

@@ -28,6 +28,7 @@ from tools.parity_prompts import CASES
 from tools.tiny_models import NAMES
 
 EMBEDDED = "embedded"
+WIDTH = 140  # of the table, also in a pipe
 SLICE = Plan(pairs=((16, 100),), prompt_tokens=(1, 17, 64, 255, 700), output_tokens=8, together=6)
 EMBEDDED_PLAN = Plan(
     pairs=((1, 512), (16, 100), (16, 512), (64, 512)),
@@ -139,14 +140,16 @@ def summary(result: Result) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    table = Table("family", "round", "equal", "flips", "different", "hits", "cached", "cut by", "again")
+    table = Table(title="outputs beside transformers; `again`: admitted more than once")
+    for name in ("family", "round", "equal", "flips", "different", "hits", "cached", "cut by", "again"):
+        table.add_column(name, justify="left" if name in ("family", "round", "cut by") else "right", no_wrap=True)
     for family in found["families"]:
         for one in family["rounds"]:
             cuts = ", ".join(f"{name} {times}" for name, times in one["cuts"].items())
             numbers = [one.get("equal", 0), one.get("flip", 0), one.get("different", 0), one["hits"]]
             cells = [str(number) for number in [*numbers, one["cached_tokens"]]]
             table.add_row(family["family"], one["round"], *cells, cuts, str(one["admitted_again"]))
-    console = Console()
+    console = Console(width=WIDTH)
     console.print(table)
     for kind in ("flips", "differences"):
         for row in found[kind]:

@@ -26,6 +26,7 @@ from allocator.decl import Layer, dtype_bytes
 from allocator.geometry import Geometry
 from allocator.plan import StoragePlan, plan_storage
 from daemon.core.limits import CoreConfig
+from daemon.core.memory import minus
 from daemon.rank.batch import Batch
 from daemon.rank.declare import declare
 from daemon.rank.device import Device
@@ -42,11 +43,13 @@ INTERVAL = 256
 CHUNK = 512
 LENGTH_MAX = 8192
 GOAL = 1.05
+WIDTH = 140  # of the table, also in a pipe
 
 
 class Held(NamedTuple):
-    """One request between two forwards. `units` live per band without a cache; `checkpoint_bytes` and what more a
-    cache made it hold at this moment, `tail_bytes` the most that the running forward added: both beside `ratio`."""
+    """One request between two forwards. `units` live per band without a cache; `checkpoint_bytes`: what more it holds
+    with one, that the cache could not give back; `tail_bytes`: the most that the running forward added. Both are beside
+    `ratio`."""
 
     tokens: int
     units: Demand
@@ -128,7 +131,7 @@ def needed_bytes(plan: StoragePlan, tokens: int) -> int:
 
 
 def _live(layers: Sequence[Layer], tokens: int, page_size: int, *, caching: bool) -> tuple[Demand, Demand, StoragePlan]:
-    """Live units with `tokens` stored, and the most of each band while the prompt's forwards ran."""
+    """Live units with `tokens` stored, but what a cache could give back, and each band's most while the prompt ran."""
     bands = plan_storage(layers, page_size).band_geometries()
     room = sum(band.unit_bytes for band in bands) * 2 * (LENGTH_MAX // page_size + 8)  # never touched
     settings = RankSettings("", "silent", "auto", page_size, 1, CHUNK, 0, room, 0, threads=1, invariants=1)
@@ -149,7 +152,10 @@ def _live(layers: Sequence[Layer], tokens: int, page_size: int, *, caching: bool
     while int(engine.state.rows.scheduled.max()) <= tokens:
         engine.tick() if not engine.flights else engine.report()
         peak = tuple(max(pair) for pair in zip(peak, engine.live_units(), strict=True))
-    return engine.live_units(), peak, runner.plan
+    memory = engine.state.memory
+    assert memory is not None, "the epoch has begun"
+    idle = memory.cache.reclaimable() if memory.cache is not None else memory.none
+    return minus(engine.live_units(), idle), peak, runner.plan
 
 
 def geometries(paths: Sequence[str]) -> dict[str, tuple[list[Layer], str]]:
@@ -199,11 +205,13 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table("model", "tokens", "units", "held", "needed", "held / needed", "as planned", "checkpoint", "tail")
+    table = Table(title="bytes of one request between two forwards; checkpoint and tail are beside them")
+    for name in ("model", "tokens", "units", "held", "needed", "ratio", "as planned", "checkpoint", "tail"):
+        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
     for row in rows:
         sizes = [f"{row[name]:,d}" for name in ("held_bytes", "needed_bytes")]
         beside = [f"{row[name]:,d}" for name in ("checkpoint_bytes", "tail_bytes")]
         units = "/".join(map(str, row["units"]))
         ratio, same = f"{row['ratio']:.3f}", "yes" if row["as_planned"] else "no"
         table.add_row(row["model"], str(row["tokens"]), units, *sizes, ratio, same, *beside)
-    Console().print(table)
+    Console(width=WIDTH).print(table)

@@ -203,11 +203,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="check|until")
     checking = commands.add_parser("check", help="every decision, step and digest must come out as recorded")
     until = commands.add_parser("until", help="stop behind a record and show the state")
-    until.add_argument("sequence", type=int, metavar="SEQUENCE", help="the last record to replay")
+    until.add_argument("sequence", type=_sequence, metavar="SEQUENCE", help="the last record to replay, from 1")
     for command in (checking, until):
         command.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
         command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _sequence(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no record; they are numbered from 1")
+    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from tools.own_server import OwnServer, ServerFailed
+from tools.parity import main
 from tools.parity_judge import judge, trimmed
 from tools.parity_prompts import CASES
 
@@ -101,3 +103,29 @@ def test_the_prompts_are_what_they_promise() -> None:
     assert sum(not case.text.isascii() for case in CASES) >= 8
     starts = [case.text[:120] for case in CASES if len(case.text) >= 120]
     assert sum(starts.count(start) > 1 for start in set(starts)) >= 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"), [(["--toy", "--schedules", "0"], "--schedules 0"), (["--jobs", "0"], "--jobs 0")]
+)
+def test_a_run_of_nothing_is_refused(argv: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No schedule, or no process to run one, is a mistake and no clean run."""
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    assert why in capsys.readouterr().err
+
+
+def test_an_unknown_family_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that there are."""
+    assert main(["--family", "llama,loom"]) == 2
+    said = capsys.readouterr().err
+    assert "'loom'" in said
+    assert "lara_mini" in said
+
+
+def test_a_server_that_is_not_there_is_said_so() -> None:
+    """The address and the cause, instead of a document that could not be read."""
+    server = OwnServer([])
+    server.url = "http://127.0.0.1:1"
+    with pytest.raises(ServerFailed, match=r"http://127\.0\.0\.1:1 does not answer: .*refused"):
+        server.model()
