@@ -31,19 +31,19 @@ def conv_chunks(
 ) -> None:
     """Whole chunks: `x` [T, c]; writes the chunk tokens of `out` [T, c] and the rows' `states` [slots, c, K - 1]."""
     kept = weight.shape[1] - 1
-    count = rows.slots.numel()
+    count, blocks = rows.slots.numel(), rows.cut()
     # Each row's inputs with its `kept` earlier ones before them, all rows one after the other.
-    places = torch.arange(rows.tokens.numel(), device=x.device) + (rows.rows + 1) * kept
-    ends = rows.ends + torch.arange(1, count + 1, device=x.device) * kept
+    places = torch.arange(blocks.tokens.numel(), device=x.device) + (blocks.rows + 1) * kept
+    ends = blocks.ends + torch.arange(1, count + 1, device=x.device) * kept
     lane = torch.arange(kept, device=x.device)
     begins = torch.cat((ends.new_zeros(1), ends[:-1]))[:, None] + lane
-    inputs = states.new_empty(rows.tokens.numel() + count * kept, x.shape[1])
-    inputs[places] = x[rows.tokens].to(states.dtype)
+    inputs = states.new_empty(blocks.tokens.numel() + count * kept, x.shape[1])
+    inputs[places] = x[blocks.tokens].to(states.dtype)
     inputs[begins] = load_states(states, rows.slots, rows.fresh).transpose(1, 2)
     states[rows.slots] = inputs[ends[:, None] - kept + lane].transpose(1, 2)
     wide, reach = inputs.float(), inputs.shape[0] - kept
     summed = _finish(_taps([wide[k : k + reach] for k in range(kept + 1)], weight), bias, silu)
-    out[rows.tokens] = summed[places - kept].to(out.dtype)
+    out[blocks.tokens] = summed[places - kept].to(out.dtype)
 
 
 def _taps(shifted: Sequence[Tensor], weight: Tensor) -> Tensor:

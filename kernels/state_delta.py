@@ -50,8 +50,9 @@ def delta_chunks(
     """Whole chunks: `q`, `k` float32[T, hk, K], `v` [T, hv, V], `g`, `beta` float32[T, hv]; writes the chunk tokens of
     `out` float32[T, hv, V] and the rows' `states`."""
     state = load_states(states, rows.slots, rows.fresh)
-    token_bytes = v.shape[1] * (rows.places.shape[1] * 20 + (q.shape[2] + v.shape[2]) * 8)  # decays and products
-    for own, places, inside in block_pieces(rows, token_bytes):
+    blocks = rows.cut()
+    token_bytes = v.shape[1] * (blocks.places.shape[1] * 20 + (q.shape[2] + v.shape[2]) * 8)  # decays and products
+    for own, places, inside in block_pieces(blocks, token_bytes):
         padded = ~inside[..., None]
         qs, ks, vs = (tensor[places].float() for tensor in (q, k, v))
         gs, betas = (tensor[places].masked_fill(padded, 0) for tensor in (g, beta))

@@ -49,8 +49,9 @@ def mamba2_chunks(
     float32[T, h, p] and the rows' `states`."""
     state = load_states(states, rows.slots, rows.fresh)
     a, d = a.float(), d.float()
-    token_bytes = x.shape[1] * (rows.places.shape[1] * 12 + x.shape[2] * 12)  # decays and products of a token
-    for own, places, inside in block_pieces(rows, token_bytes):
+    blocks = rows.cut()
+    token_bytes = x.shape[1] * (blocks.places.shape[1] * 12 + x.shape[2] * 12)  # decays and products of a token
+    for own, places, inside in block_pieces(blocks, token_bytes):
         xs, bs, cs = (tensor[places].float() for tensor in (x, b, c))
         step = dt[places].masked_fill(~inside[..., None], 0)
         out[places[inside]] = _block(xs, bs, cs, step, a, d, state[own])[inside]

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.upload import upload
+
 BLOCK_LEAST, BLOCK_MOST = 16, 64
 PASS_BYTES = 2 << 20  # of states or blocks that a CPU takes at a time: they stay in its cache from load to store
 
@@ -30,26 +32,40 @@ class Singles(NamedTuple):
     fresh: Tensor | None
 
 
-class Chunks(NamedTuple):
-    """Rows with several tokens, the longest first.
+class Blocks(NamedTuple):
+    """Chunk rows cut for the torch ops; kernels find their tokens by `Chunks.begins` and `sizes`.
 
-    `tokens` int64[s]: the places of their tokens in the batch, row after row; `rows` int64[s]: each token's row;
-    `slots` int64[m]; `fresh` bool[m] or None; `begins`, `sizes` int64[m]: the place of each row's first token and how
-    many it has, at most `longest`; `ends` int64[m]: tokens up to the end of each row; `places` int64[n, L] and `inside`
-    bool[n, L]: the blocks; `steps`: for every step the int64 numbers of its blocks.
+    `tokens` int64[s]: the places of their tokens in the batch, row after row; `rows` int64[s]: each token's row; `ends`
+    int64[m]: tokens up to the end of each row; `places` int64[n, L] and `inside` bool[n, L]: the blocks; `steps`: for
+    every step the int64 numbers of its blocks.
     """
 
     tokens: Tensor
     rows: Tensor
+    ends: Tensor
+    places: Tensor
+    inside: Tensor
+    steps: list[Tensor]
+
+
+class Chunks(NamedTuple):
+    """Rows with several tokens, the longest first.
+
+    `slots` int64[m]; `fresh` bool[m] or None; `begins`, `sizes` int64[m]: the place of each row's first token and how
+    many it has, at most `longest`; `blocks`: None where the plan is for kernels.
+    """
+
     slots: Tensor
     fresh: Tensor | None
     begins: Tensor
     sizes: Tensor
-    ends: Tensor
     longest: int
-    places: Tensor
-    inside: Tensor
-    steps: list[Tensor]
+    blocks: Blocks | None
+
+    def cut(self) -> Blocks:
+        """The blocks, of a plan that has them."""
+        assert self.blocks is not None, "planned without blocks, for kernels"
+        return self.blocks
 
 
 class RowPlan(NamedTuple):
@@ -64,27 +80,33 @@ def block_of(longest: int) -> int:
     return min(max(BLOCK_LEAST, 1 << (longest - 1).bit_length()), BLOCK_MOST)
 
 
-def plan_rows(starts: Tensor, counts: Tensor, slots: Tensor, device: torch.device) -> RowPlan:
-    """The plan of rows with `counts` tokens from positions `starts` in state `slots`; all int64[n] on the host."""
+def plan_rows(starts: Tensor, counts: Tensor, slots: Tensor, device: torch.device, cut_blocks: bool = True) -> RowPlan:
+    """The plan of rows with `counts` tokens from positions `starts` in state `slots`; all int64[n] on the host.
+
+    Uploads a few columns, as many for a long chunk as for a short one unless blocks are cut, and waits for none.
+    """
     single = counts == 1
     places = counts.cumsum(0) - counts
     singles, chunks = None, None
     if single.any():
-        tokens = None if single.all() else places[single].to(device)
-        singles = Singles(tokens, slots[single].to(device), _fresh(starts[single], device))
+        tokens = None if single.all() else upload(places[single], device)
+        singles = Singles(tokens, upload(slots[single], device), _fresh(starts[single], device))
     if not single.all():
         rows = torch.nonzero(~single).flatten()
         rows = rows[counts[rows].argsort(descending=True, stable=True)]
-        chunks = _chunks(starts[rows], counts[rows], places[rows], slots[rows], device)
+        counts, places = counts[rows], places[rows]
+        blocks = _blocks(counts, places, device) if cut_blocks else None
+        own = (upload(slots[rows], device), _fresh(starts[rows], device))
+        chunks = Chunks(*own, upload(places, device), upload(counts, device), int(counts[0]), blocks)
     return RowPlan(singles, chunks)
 
 
 def _fresh(starts: Tensor, device: torch.device) -> Tensor | None:
     fresh = starts == 0
-    return fresh.to(device) if device.type != "cpu" or fresh.any() else None  # kernels of a GPU always read it
+    return upload(fresh, device) if device.type != "cpu" or fresh.any() else None  # kernels of a GPU always read it
 
 
-def _chunks(starts: Tensor, counts: Tensor, places: Tensor, slots: Tensor, device: torch.device) -> Chunks:
+def _blocks(counts: Tensor, places: Tensor, device: torch.device) -> Blocks:
     """Rows sorted by falling `counts`; `places`: where each begins in the batch."""
     block = block_of(int(counts[0]))
     numbers = torch.arange(counts.numel())
@@ -98,19 +120,8 @@ def _chunks(starts: Tensor, counts: Tensor, places: Tensor, slots: Tensor, devic
     inside = within < counts[owners][:, None]
     blocked = torch.where(inside, places[owners][:, None] + within, places[owners][:, None])
     steps = [firsts[: int((blocks > step).sum())] + step for step in range(int(blocks[0]))]
-    return Chunks(
-        tokens.to(device),
-        rows.to(device),
-        slots.to(device),
-        _fresh(starts, device),
-        places.to(device),
-        counts.to(device),
-        ends.to(device),
-        int(counts[0]),
-        blocked.to(device),
-        inside.to(device),
-        [step.to(device) for step in steps],
-    )
+    tokens, rows, ends, blocked, inside = (upload(column, device) for column in (tokens, rows, ends, blocked, inside))
+    return Blocks(tokens, rows, ends, blocked, inside, [upload(step, device) for step in steps])
 
 
 def load_states(states: Tensor, slots: Tensor, fresh: Tensor | None) -> Tensor:
@@ -134,7 +145,7 @@ def passes(states: Tensor, rows: Singles) -> Iterator[tuple[slice, Tensor, Tenso
         yield own, rows.slots[own], None if rows.fresh is None else rows.fresh[own]
 
 
-def block_pieces(rows: Chunks, token_bytes: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def block_pieces(rows: Blocks, token_bytes: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """The blocks of every step in pieces by the bytes of their tokens: which rows, the blocks' places and insides."""
     for blocks in rows.steps:
         for own in pieces(blocks.numel(), token_bytes * rows.places.shape[1]):

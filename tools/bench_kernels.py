@@ -145,7 +145,7 @@ def state_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for name, counts in (("32 rows of 1", [1] * 32), ("4 rows of 256", [256] * 4)):
         rows, tokens = len(counts), sum(counts)
         columns = (torch.full((rows,), 7), torch.tensor(counts), torch.arange(rows))
-        plan = plan_rows(*columns, device)
+        plan = plan_rows(*columns, device, ops.cut_blocks)
         chosen = plan.singles if plan.singles is not None else plan.chunks
 
         def draw(*size: int, kind: torch.dtype = torch.float32) -> Tensor:

@@ -50,7 +50,8 @@ class LayerStates(NamedTuple):
 
 
 class StateOps(NamedTuple):
-    """The six ops, as `kernels.state_conv`, `state_mamba2` and `state_delta` define them."""
+    """The six ops, as `kernels.state_conv`, `state_mamba2` and `state_delta` define them; `cut_blocks`: whether those
+    of chunks read the plan's blocks."""
 
     conv_update: Callable[..., Tensor]
     conv_chunks: Callable[..., None]
@@ -58,9 +59,12 @@ class StateOps(NamedTuple):
     mamba2_chunks: Callable[..., None]
     delta_update: Callable[..., Tensor]
     delta_chunks: Callable[..., None]
+    cut_blocks: bool
 
 
-TORCH_OPS = StateOps(conv_update, conv_chunks, mamba2_update, mamba2_chunks, delta_update, delta_chunks)
+TORCH_OPS = StateOps(
+    conv_update, conv_chunks, mamba2_update, mamba2_chunks, delta_update, delta_chunks, cut_blocks=True
+)
 
 
 def state_views(arena: Tensor, plan: StoragePlan) -> dict[int, LayerStates]:
@@ -89,7 +93,7 @@ class RecurrentStates:
             return
         columns = (batch.starts, batch.counts, batch.slots)
         starts, counts, slots = (torch.from_numpy(column.astype(np.int64)) for column in columns)
-        self._plan = plan_rows(starts, counts, slots, self._device)
+        self._plan = plan_rows(starts, counts, slots, self._device, self._ops.cut_blocks)
 
     def conv(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
         """Causal convolution of `x` [T, c]; see `States`."""

@@ -34,6 +34,7 @@ from daemon.rank.threads import choose_threads
 from daemon.rank.wanted import LogprobReports, Wanted, wanted_positions
 from daemon.rank.warm_up import warm_up
 from ipc.messages import RankSettings
+from kernels.upload import upload
 
 OPTIONS = {"model_impl": "auto", "device": "auto", "host_kernels": "auto"}
 
@@ -122,8 +123,8 @@ class TorchRunner:
             return self._backend.launched(tokens, reports)
 
     def _put(self, column: NDArray[np.integer]) -> Tensor:
-        """An int64 column on the device."""
-        return torch.from_numpy(column.astype(np.int64, copy=False)).to(self._backend.torch_device)
+        """An int64 column on the device; the host does not wait for what the stream holds."""
+        return upload(torch.from_numpy(column.astype(np.int64, copy=False)), self._backend.torch_device)
 
     def _tokens(self, batch: Batch) -> Tensor:
         """Input ids int64[T], with the last sampled tokens of carried rows filled in."""

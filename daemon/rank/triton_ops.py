@@ -24,14 +24,12 @@ from kernels.attention_decode import attention_decode
 from kernels.attention_prefill import attention_prefill, tiles_of
 from kernels.store_rows import store_rows
 from kernels.units import copy_units, update_table, zero_units
+from kernels.upload import upload as put
 
 
 def upload(column: NDArray[np.integer], device: torch.device) -> Tensor:
     """An int32 copy of a host column on the device, enqueued on the current stream."""
-    host = torch.from_numpy(column.astype(np.int32))
-    if device.type == "cuda":
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
+    return put(torch.from_numpy(column.astype(np.int32)), device)
 
 
 class TritonUnits:

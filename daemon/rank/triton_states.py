@@ -10,4 +10,6 @@ from kernels.state_conv_triton import conv_chunks, conv_update
 from kernels.state_delta_triton import delta_chunks, delta_update
 from kernels.state_mamba2_triton import mamba2_chunks, mamba2_update
 
-TRITON_OPS = StateOps(conv_update, conv_chunks, mamba2_update, mamba2_chunks, delta_update, delta_chunks)
+TRITON_OPS = StateOps(
+    conv_update, conv_chunks, mamba2_update, mamba2_chunks, delta_update, delta_chunks, cut_blocks=False
+)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from daemon.rank.states import TORCH_OPS
+from daemon.rank.batch import Batch
+from daemon.rank.states import TORCH_OPS, LayerStates, RecurrentStates
+from daemon.rank.triton_states import TRITON_OPS
 from kernels import state_rows
 from kernels.state_mamba2 import mamba2_chunks
 from kernels.state_rows import plan_rows
@@ -68,6 +75,33 @@ def test_a_row_with_nan_spoils_no_other() -> None:
     assert torch.isfinite(out[20:]).all()
 
 
+class Uploads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down whether the host waits for each copy to a device of kind `meta`, which stands in for a GPU here."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.waits: list[bool] = []
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and torch.device(given.get("device", "cpu")).type == "meta":
+            self.waits.append(not given.get("non_blocking", False))
+        return func(*args, **given)
+
+
+def test_kernels_plan_uploads_what_they_read_and_waits_for_none() -> None:
+    """For the kernels a chunk of 8,192 tokens takes as many copies as one of 17, and none that waits."""
+    view = LayerStates(torch.empty(8, 6, 3), None)
+    for chunk in (17, 8192):
+        columns = {"starts": [9, 0, 5], "counts": [1, chunk, 40], "slots": [3, 1, 2]}
+        batch = SimpleNamespace(**{name: np.array(column, np.int32) for name, column in columns.items()})
+        with Uploads() as uploads:
+            RecurrentStates({0: view}, torch.device("meta"), TRITON_OPS).begin(cast(Batch, batch))
+        assert uploads.waits == [False] * 7, "3 columns of the single rows, 4 of the chunks"
+
+
 def test_plans_cover_every_token_once() -> None:
     """All small mixtures of rows: every token is in one single or in one block, in its row's order."""
     for counts in itertools.product((1, 2, 16, 17, 70), repeat=3):
@@ -77,8 +111,9 @@ def test_plans_cover_every_token_once() -> None:
         if plan.singles is not None:
             seen += list(range(3)) if plan.singles.tokens is None else plan.singles.tokens.tolist()
         if plan.chunks is not None:
-            blocks = plan.chunks.places[plan.chunks.inside].tolist()
-            assert blocks == plan.chunks.tokens.tolist()
-            assert sorted(torch.cat(plan.chunks.steps).tolist()) == list(range(plan.chunks.places.shape[0]))
-            seen += blocks
+            cut = plan.chunks.cut()
+            tokens = cut.places[cut.inside].tolist()
+            assert tokens == cut.tokens.tolist()
+            assert sorted(torch.cat(cut.steps).tolist()) == list(range(cut.places.shape[0]))
+            seen += tokens
         assert sorted(seen) == list(range(sum(counts)))
