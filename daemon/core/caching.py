@@ -170,6 +170,15 @@ def finish(core: CoreState, request: Request, checkpoint: int) -> None:
         core.totals.checkpoints_given += 1
 
 
+def stays(core: CoreState, request: Request) -> int:
+    """Tokens of a request with a row that another start of it would find in the cache, as that is now."""
+    if request.lock is None:
+        return 0
+    assert core.memory is not None, "only an epoch has a cache"
+    assert core.memory.cache is not None, "a lock is the cache's"
+    return core.memory.cache.found(request.lock)
+
+
 def leave(core: CoreState, request: Request) -> None:
     """The request's row is taken back: what it reads of the cache is let go."""
     core.changed.pop(request.row, None)

@@ -57,7 +57,9 @@ def keep(core: CoreState) -> None:
     core.totals.checkpoints_kept += len(due)
     seq = next((flight.seq for flight in reversed(core.flights) if flight.forward), core.processed_through)
     for row, position in zip(due.tolist(), positions.tolist(), strict=True):
-        core.keeps.pop(row, None)
+        older = core.keeps.pop(row, None)
+        if older is not None and older.seq <= core.processed_through:  # it waited behind one that found no slot
+            core.totals.checkpoints_skipped += not older.refused
         core.keeps[row] = Keep(position, seq)
     if seq <= core.processed_through:  # nothing is in flight: the next chunk could overwrite it before a report comes
         give_ready(core)

@@ -16,6 +16,7 @@ import numpy as np
 
 from allocator.capacity import CapacityRefusal
 from allocator.columns import Int32s
+from daemon.core import caching
 from daemon.core.admission import SHARE_ONE_PPM, Chunk, StepPlan, shortage
 from daemon.core.checkpoints import cut
 from daemon.core.endings import end, leave
@@ -116,7 +117,10 @@ def _retract_one(core: CoreState, needy: Rows, refusal: CapacityRefusal, now_ns:
 
 
 def _cheapest(core: CoreState) -> Request | None:
-    """The victim: lowest priority, then least to redo, then youngest; not protected, not the last one going on."""
+    """The victim: lowest priority, then least to redo beside what stays cached, then youngest.
+
+    Never one that is protected, nor the last one going on.
+    """
     owners = [core.rows.owners[row] for row in core.rows.decode_batch().rows.tolist()]
     owners.append(core.resident)
     going = [owner for owner in owners if owner is not None]
@@ -124,7 +128,7 @@ def _cheapest(core: CoreState) -> Request | None:
         return None
 
     def cost(request: Request) -> tuple[int, int, int]:
-        redo = int(core.rows.scheduled[request.row])
+        redo = int(core.rows.scheduled[request.row]) - caching.stays(core, request)
         return (request.priority, redo, -request.number)
 
     return min((one for one in going if one.retractions < core.config.retracts_max), key=cost, default=None)

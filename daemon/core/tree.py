@@ -86,6 +86,17 @@ class PrefixTree:
             version=self.version,
         )
 
+    def found(self, lock: Lock) -> int:
+        """How many tokens a match of what this reader shares would give now; work grows with the nodes on its path."""
+        path, node = [lock.node], lock.node.parent
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        scan = Scan(self.page_size, self.bands, self.state)
+        for node in reversed(path[:-1]):  # the root has no pages
+            scan.enter(node, node.end)
+        return scan.usable * self.page_size
+
     def window_first(self, position: int) -> tuple[int, ...]:
         """Per band, the first page whose window unit a token at `position` reads; 0 where a band is no window."""
         first = [0] * len(self.bands)

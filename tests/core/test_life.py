@@ -113,7 +113,8 @@ def test_the_scenes_walk_every_other_row(walked: set[Pair], monkeypatch: pytest.
 
 def retract_a_parked_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain that refuses the first question of two ticks: a lone row parks, and is a victim once it has company."""
-    world = World(CoreConfig(page_size=1, max_running_requests=2, max_batched_tokens=8, overlap=False))
+    config = CoreConfig(page_size=1, max_running_requests=2, max_batched_tokens=8, overlap=False)
+    world = World(config, caching=False)
     world.send("a", 1, 9)
     world.tick()
     world.report()
@@ -134,4 +135,4 @@ def retract_a_parked_row(monkeypatch: pytest.MonkeyPatch) -> None:
     world.tick()
     assert stage(world, "a") == "retracted"
     world.run()
-    world.check_rest()
+    world.check_rest(refused=True)

@@ -259,7 +259,9 @@ def test_a_lone_parked_chunk_ends_for_memory(monkeypatch: pytest.MonkeyPatch) ->
     assert "band full" in world.finished("r").detail
     chain.refuse = False
     world.run()
-    world.check_rest()
+    with pytest.raises(AssertionError, match="what fits the empty arena is served"):
+        world.check_rest()
+    world.check_rest(refused=True)
 
 
 def test_a_chunk_does_not_end_while_others_hold_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +289,9 @@ def test_what_can_never_fit_ends_as_unschedulable(monkeypatch: pytest.MonkeyPatc
     world.tick()
     assert {world.finished(id).reason for id in ("a", "b")} == {"unschedulable"}
     assert "band full" in world.finished("a").detail
+    chain.refuse = False
     world.run()
-    world.check_rest()
+    world.check_rest(refused=True)
 
 
 def test_a_livelock_is_detected_and_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,8 +265,11 @@ class World:
                 assert owner.lock is not None
                 assert owner.lock.pages == core.rows.shared[owner.row], "what a row shares it locks"
 
-    def check_rest(self) -> None:
-        """At rest nothing is held, and every accepted choice has ended exactly once with what it must have produced."""
+    def check_rest(self, refused: bool = False) -> None:
+        """At rest nothing is held, and every accepted choice has ended exactly once with what it must have produced.
+
+        None ends for want of memory that would fit the empty arena, unless a test made memory refuse it.
+        """
         assert self.core.gauges()["live"] == 0
         assert self.core.gauges()["in_flight"] == 0
         assert self.rank is not None
@@ -285,6 +288,9 @@ class World:
         for number, (client, choice) in self.by_request.items():
             assert number in ended
             self._check_client(client, choice)
+            if client.finished[choice].reason in ("memory", "unschedulable") and not refused:
+                most = len(i64(client.generate.prompt)) + max(client.accepted.max_tokens - 1, 0)
+                assert memory.never_fits(memory.ceiling(most)) is not None, "what fits the empty arena is served"
 
     def _check_client(self, client: Client, choice: int) -> None:
         finished, tokens = client.finished[choice], client.tokens[choice]
