@@ -2,8 +2,8 @@
 
 Owns the build of `kernels/host/` and the calls into it. Must never decide whether it is used: without a compiler, or
 where a build fails, `load` says why and the torch twins serve. Invariants: a library is keyed by its sources, compiler
-and processor, and comes under its final name by one rename; threads are those of torch's own OpenMP runtime, which is
-in the process already, so both never run two pools.
+and processor, comes under its final name by one rename, and is loaded only when whole and from a private directory;
+threads are those of torch's own OpenMP runtime, which is in the process already, so both never run two pools.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SOURCES = Path(__file__).with_name("host")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
 WIDE = "-mprefer-vector-width=512"  # x86 only; without it compilers halve the vectors
 BUILD_TIMEOUT_S = 240  # it takes three; machines that boot many processes at once need more
+DIGEST_BYTES = 32
 LANES = 16  # rows are read in vectors of this many elements
 BLOCK_FLOATS = 256 + LANES  # of one head's scores, as in rows.h
 ALONE_MAX = 1 << 16  # elements below which a second thread costs more than it gives
@@ -74,7 +75,9 @@ class HostLibrary:
         self._calls: dict[tuple[str, torch.dtype], Any] = {}
         for name, arguments in signatures.items():
             for dtype, suffix in SUFFIXES.items():
-                call = getattr(library, f"{name}_{suffix}")
+                call = getattr(library, f"{name}_{suffix}", None)
+                if call is None:
+                    raise Unavailable(f"the compiled library {path} has no {name}_{suffix}; remove it")
                 call.argtypes, call.restype = arguments, None
                 self._calls[name, dtype] = call
 
@@ -171,9 +174,30 @@ def load(cache: Path) -> HostLibrary:
     parts = [*(source.read_bytes() for source in sources), " ".join(flags).encode(), version, _processor()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     target = cache / f"host-{key}.so"
-    if not target.is_file():
+    _require_private(cache)
+    if not _is_whole(target):
         _build(compiler, flags, target)
     return HostLibrary(target)
+
+
+def _require_private(cache: Path) -> None:
+    """Code is loaded from here, so nobody else may write here; raises Unavailable."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state = cache.stat()
+    except OSError as error:
+        raise Unavailable(f"the compiled library cannot be kept in {cache}: {error}") from error
+    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        raise Unavailable(f"{cache} belongs to another user or is writable by others; no library is loaded from it")
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether the file is there and ends with the digest of what is before: a cut or damaged one is built again."""
+    try:
+        data = target.read_bytes()
+    except OSError:
+        return False
+    return len(data) > DIGEST_BYTES and hashlib.sha256(data[:-DIGEST_BYTES]).digest() == data[-DIGEST_BYTES:]
 
 
 def _processor() -> bytes:
@@ -186,13 +210,17 @@ def _processor() -> bytes:
 
 
 def _build(compiler: str, flags: list[str], target: Path) -> None:
-    """Compile, link without the compiler's own OpenMP runtime, and rename."""
+    """Compile, link without the compiler's own OpenMP runtime, seal with a digest, and rename."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as place:
             object_file, library = os.path.join(place, "host.o"), os.path.join(place, "host.so")
             _run([compiler, *flags, "-c", str(SOURCES / "host.c"), "-o", object_file])
             _run([compiler, "-shared", object_file, "-o", library, "-lm"])
+            with open(library, "r+b") as file:
+                digest = hashlib.sha256(file.read()).digest()
+                file.write(digest)  # behind the library's own bytes, where a loader does not look
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(library, target)
     except OSError as error:
         raise Unavailable(f"the compiled library cannot be kept in {target.parent}: {error}") from error

@@ -9,19 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from daemon.rank.batch import Batch
+from daemon.rank.batch import BandPages, Batch
 from daemon.rank.paged_attention import AttentionSpec, HostAttention, LayerViews, pages_for
-from kernels.host_attention import PrefillChunk, Scratch, plan_attention
+from kernels.host_attention import QUERY_TILE, Scratch
 from kernels.host_library import LANES, SUFFIXES, Attention, HostLibrary, scratch_floats
 
 SCORES_MAX = 1 << 22  # of a tile, held at once; smaller pieces would have the keys packed for a product more often
 COLUMNS = ("write_pages", "write_slots", "queries", "begins", "ends", "tables")
+
+
+class Chunk(NamedTuple):
+    """One row with several queries: its first token in the batch, how many, the pages that any of them sees, and the
+    place of its first query among the keys of those pages."""
+
+    first: int
+    queries: int
+    pages: Tensor
+    start: int
 
 
 @dataclass(slots=True)
@@ -33,7 +44,7 @@ class Rows:
 
     arguments: Attention
     tensors: tuple[Tensor, ...]
-    chunks: list[PrefillChunk]
+    chunks: list[Chunk]
     form: tuple[object, ...] = ()
 
 
@@ -70,6 +81,7 @@ class CompiledAttention:
             plan.form = form
         arguments.q, arguments.k, arguments.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         arguments.k_pages, arguments.v_pages = self._pointers[layer]
+        arguments.scratch = self._scratch.data_ptr()  # another plan's layer may have taken a larger one
         arguments.scale, arguments.softcap = spec.scale, spec.softcap
         sinks = None if spec.sinks is None else spec.sinks.float().contiguous()
         arguments.sinks = None if sinks is None else sinks.data_ptr()
@@ -82,22 +94,23 @@ class CompiledAttention:
         return out
 
     def _chunk(
-        self, chunk: PrefillChunk, q: Tensor, view: LayerViews, spec: AttentionSpec, sinks: Tensor | None, out: Tensor
+        self, chunk: Chunk, q: Tensor, view: LayerViews, spec: AttentionSpec, sinks: Tensor | None, out: Tensor
     ) -> None:
         """The queries of one prompt chunk over its gathered pages, tile by tile, by two products each."""
         heads, dim = q.shape[1:]
         k = self._gathered.gather("k", view.k_pages, chunk.pages).view(-1, view.kv_heads, dim).transpose(0, 1)
         v = self._gathered.gather("v", view.v_pages, chunk.pages).view(k.shape[1], view.kv_heads, -1).transpose(0, 1)
-        for begin, end, low, high, _ in chunk.tiles:
-            step = max(SCORES_MAX // (heads * (high - low)), 1)
-            for at in range(begin, end, step):
-                own = slice(chunk.first + at, chunk.first + min(at + step, end))
-                queries = q[own].transpose(0, 1).reshape(view.kv_heads, -1, dim)
-                weights = torch.bmm(queries, k[:, low:high].transpose(1, 2))
-                seen = high - end + at + 1 - low  # keys of the tile up to query `at`
-                scores = weights.view(heads, -1, high - low)
-                self._library.soften(scores, seen, spec.window, spec.scale, spec.softcap, sinks)
-                out[own] = torch.bmm(weights, v[:, low:high]).view(heads, -1, v.shape[2]).transpose(0, 1)
+        step = min(QUERY_TILE, max(SCORES_MAX // (heads * (chunk.start + chunk.queries)), 1))
+        for begin in range(0, chunk.queries, step):
+            end = min(begin + step, chunk.queries)
+            high = chunk.start + end  # keys [low, high) are those that a query of the tile sees
+            low = max(chunk.start + begin + 1 - spec.window, 0) if spec.window else 0
+            own = slice(chunk.first + begin, chunk.first + end)
+            queries = q[own].transpose(0, 1).reshape(view.kv_heads, -1, dim)
+            weights = torch.bmm(queries, k[:, low:high].transpose(1, 2))
+            scores, seen = weights.view(heads, end - begin, high - low), chunk.start + begin + 1 - low
+            self._library.soften(scores, seen, spec.window, spec.scale, spec.softcap, sinks)
+            out[own] = torch.bmm(weights, v[:, low:high]).view(heads, end - begin, -1).transpose(0, 1)
 
     def _take_form(self, arguments: Attention, view: LayerViews, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Sizes and strides of a layer, and scratch memory for them."""
@@ -109,25 +122,11 @@ class CompiledAttention:
         floats, threads = scratch_floats(heads, dim, value_dim), arguments.threads
         if self._scratch.numel() < threads * floats:
             self._scratch = torch.empty(threads * floats)
-        arguments.scratch, arguments.scratch_floats = self._scratch.data_ptr(), floats
+        arguments.scratch_floats = floats
 
     def _plan(self, view: LayerViews, window: int) -> Rows:
         batch = self._batch
         pages = pages_for(batch, view.band, window)
-        several = np.flatnonzero(batch.counts > 1)
-        chunks: list[PrefillChunk] = []
-        if several.size:
-            chunks = plan_attention(
-                batch.starts[several],
-                batch.counts[several],
-                batch.offsets[several],
-                pages.first[several],
-                pages.tables[several],
-                (pages.write_pages, batch.write_slots),
-                batch.page_size,
-                window,
-                view.k.dtype,
-            ).chunks
         single = np.flatnonzero(batch.counts == 1)
         ends = batch.starts[single].astype(np.int64) + 1
         begins = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
@@ -138,9 +137,22 @@ class CompiledAttention:
         arguments.threads = torch.get_num_threads()
         for name, tensor in zip(COLUMNS, tensors, strict=True):
             setattr(arguments, name, tensor.data_ptr())
-        plan = Rows(arguments, tensors, chunks)
+        plan = Rows(arguments, tensors, self._chunks(pages, window))
         self._plans[view.band, window] = plan
         return plan
+
+    def _chunks(self, pages: BandPages, window: int) -> list[Chunk]:
+        """Rows with several queries; pages that no query of theirs sees are left out."""
+        batch, size = self._batch, self._batch.page_size
+        found = []
+        for row in np.flatnonzero(batch.counts > 1).tolist():
+            start, count, first = int(batch.starts[row]), int(batch.counts[row]), int(pages.first[row])
+            visible = max(start + 1 - window, 0) if window else 0
+            skipped = max(visible // size - first, 0)
+            base = (first + skipped) * size
+            listed = pages.tables[row, skipped : skipped - (base - start - count) // size].astype(np.int64)
+            found.append(Chunk(int(batch.offsets[row]), count, torch.from_numpy(listed), start - base))
+        return found
 
 
 def _tensor(column: NDArray[np.integer]) -> Tensor:

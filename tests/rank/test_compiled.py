@@ -33,12 +33,20 @@ BATCHES = {
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> HostLibrary:
-    """The library, built for this machine."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that the library was built into for this machine."""
+    place = tmp_path_factory.mktemp("kernels")
     try:
-        return load(tmp_path_factory.mktemp("kernels"))
+        load(place)
     except Unavailable as error:
         pytest.skip(str(error))
+    return place
+
+
+@pytest.fixture(scope="session")
+def library(built: Path) -> HostLibrary:
+    """The library."""
+    return load(built)
 
 
 def views_of(scene: Scene, shape: Shape) -> LayerViews:
@@ -193,14 +201,67 @@ def test_sizes_decide_who_computes(library: HostLibrary) -> None:
         assert isinstance(choice, TorchRows)
 
 
-def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: HostLibrary) -> None:
+def test_a_library_is_built_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second load finds the first one's file and builds nothing; no half-built file stays."""
-    load(tmp_path)
-    names = [path.name for path in tmp_path.iterdir()]
+    names = [path.name for path in built.iterdir()]
     assert len(names) == 1
     assert names[0].endswith(".so")
     monkeypatch.setattr(host_library, "_build", lambda *_: pytest.fail("built again"))
-    load(tmp_path)
+    load(built)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeroed", "empty", "foreign", "none"])
+def test_a_damaged_library_is_built_again(
+    tmp_path: Path, built: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut short, with a page of zeros, empty, or another file: it is not loaded, and the next one serves."""
+    whole = next(built.iterdir())
+    data = whole.read_bytes()
+    kept = {
+        "cut": data[: len(data) // 2],
+        "zeroed": data[:4096] + bytes(4096) + data[8192:],
+        "empty": b"",
+        "foreign": b"\x7fELF" * 100,
+        "none": data,
+    }
+    builds: list[Path] = []
+
+    def build(compiler: str, flags: list[str], target: Path) -> None:
+        target.unlink()
+        target.write_bytes(data)
+        builds.append(target)
+
+    monkeypatch.setattr(host_library, "_build", build)
+    (tmp_path / whole.name).write_bytes(kept[damage])
+    x = torch.ones(1, 16)
+    assert load(tmp_path).add_norm(x, None, torch.ones(16), 0.0).tolist() == [[1.0] * 16]
+    assert builds == ([] if damage == "none" else [tmp_path / whole.name])
+
+
+def test_nothing_is_loaded_from_a_directory_that_others_write(tmp_path: Path) -> None:
+    """It would be their code."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(Unavailable, match=r"writable by others|no C compiler"):
+        load(tmp_path)
+
+
+def test_a_larger_layer_between_two_of_one_plan(library: HostLibrary) -> None:
+    """Layers of two bands whose heads differ: each call works in scratch memory that is alive."""
+    small, large = Shape(2, 1, 16, 16, torch.float32, 16), Shape(64, 8, 256, 256, torch.float32, 16)
+    scenes = [make_scene([(40, 1)], shape, 0, seed) for seed, shape in enumerate((small, large))]
+    batches = [batch_of(scene, shape, 0) for scene, shape in zip(scenes, (small, large), strict=True)]
+    views = [views_of(scene, shape) for scene, shape in zip(scenes, (small, large), strict=True)]
+    attention = CompiledAttention(library, {0: views[0], 1: views[1]._replace(band=1), 2: views[0]})
+    attention.begin(batches[0]._replace(bands=(batches[0].bands[0], batches[1].bands[0])))
+    for layer, at in ((0, 0), (1, 1), (2, 0)):
+        scene = scenes[at]
+        got = attention.run(
+            layer, scene.q, new_rows(scene, scene.keys), new_rows(scene, scene.values), AttentionSpec(0.2)
+        )
+        torch.testing.assert_close(got.double(), dense_attention(scene, 0.2, 0, 0.0, None), atol=1e-5, rtol=1e-5)
+        alive = attention._scratch
+        assert attention._plans[at, 0].arguments.scratch == alive.data_ptr()
+        assert attention._plans[at, 0].arguments.scratch_floats <= alive.numel()
 
 
 def test_without_a_compiler_torch_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
