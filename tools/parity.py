@@ -156,7 +156,11 @@ def main(argv: list[str]) -> int:
     options = parser().parse_args(argv)
     if options.schedules < 1 or options.jobs < 1:
         parser().error(f"--schedules {options.schedules} and --jobs {options.jobs} must be at least 1")
-    way = "toy" if options.toy else "families" if options.family else "held" if options.held else ""
+    asked = {"toy": options.toy, "families": bool(options.family), "held": options.held, "": bool(options.url)}
+    ways = [way for way, wanted in asked.items() if wanted] or [""]
+    if len(ways) > 1:
+        parser().error("--toy, --family, --held and --url are four ways; ask for one")
+    way = ways[0]
     if way:
         return int(importlib.import_module(f"tools.parity_{way}").main(options))
     return _over_http(options)
