@@ -5,6 +5,7 @@ Prints one line `name ok` or `name WRONG detail` for each case; an out-of-bounds
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import sys
 import tempfile
@@ -14,12 +15,11 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from daemon.rank.states import TORCH_OPS, RecurrentStates
 from daemon.rank.triton_states import TRITON_OPS
-from kernels.state_conv_triton import conv_update
-from kernels.state_mamba2_triton import mamba2_update
-from kernels.state_rows import Singles
+from kernels.state_rows import plan_rows
 from tests.kernels.state_cases import Cuts, convolution, delta, mamba2
 from tools.rank_driver import Driver, settings
 from tools.tiny_models import tiny_model
@@ -27,24 +27,41 @@ from tools.tiny_models import tiny_model
 MIXED: Cuts = [(1, 0, 34), (1, 2, 1), (5, 1, 3)]
 LONG: Cuts = [(33, 3, 66), (1, 2, 1)]
 NO_RESERVE = 0x4000  # Linux: address space without memory behind it until it is touched
+FAR = {"conv": (8, 3), "mamba2": (2, 4, 8), "delta": (2, 8, 4)}  # a slot of each
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 
-def far() -> str:
-    """Slots whose elements lie beyond 2^31: the addresses are of 64 bits. What lies before them is never touched."""
-    slot = 1 << 28
-    region = mmap.mmap(-1, 10 * slot * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
-    arena = torch.frombuffer(region, dtype=torch.float32)
-    scan, kept = arena.as_strided((10, 2, 4, 8), (slot, 32, 8, 1)), arena.as_strided((10, 6, 3), (slot, 3, 1), 64)
-    rows = Singles(None, torch.tensor([9, 1]), torch.tensor([True, True]))
-    one, two = torch.ones(2, 1, 8), torch.ones(2, 2)
-    y = mamba2_update(torch.ones(2, 2, 4), two, -two[0], one, one, two[0], scan, rows)
-    if not torch.equal(y, torch.full((2, 2, 4), 9.0)) or not torch.equal(scan[9], torch.ones(2, 4, 8)):
-        return "the scan state of slot 9"
-    mixed = conv_update(torch.ones(2, 6), kept, rows, torch.ones(6, 4), None, False)
-    if not torch.equal(mixed, torch.ones(2, 6)) or kept[9, :, 2].tolist() != [1.0] * 6:
-        return "the inputs of slot 9"
-    return "slot 0 was written" if arena[:200].any() else ""
+def distant(shape: tuple[int, ...], slot: int) -> Tensor:
+    """Zeros float32[18, *shape], slots `slot` elements apart; what lies between them is never touched."""
+    region = mmap.mmap(-1, 18 * slot * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    return torch.frombuffer(region, dtype=torch.float32).as_strided((18, *shape), (slot, *torch.empty(shape).stride()))
+
+
+def far(family: str, counts: list[int], slots_dtype: torch.dtype) -> str:
+    """An op says and keeps in slot 17, which begins 2^32 + 2^28 elements behind slot 0, what it does with slots side by
+    side. To an address of 32 bits that is slot 1, which stays empty; so the numbers of slots come in 32 bits too."""
+    plan = plan_rows(torch.tensor([0, 40]), torch.tensor(counts), torch.tensor([2, 17]), torch.device("cpu"))
+    rows = plan.singles or plan.chunks
+    assert rows is not None
+    rows = rows._replace(slots=rows.slots.to(slots_dtype))
+    wide, key, step = torch.randn(sum(counts), 2, 4), torch.randn(sum(counts), 1, 8), torch.rand(sum(counts), 2)
+    near, distant_ones = torch.zeros(18, *FAR[family]), distant(FAR[family], 1 << 28)
+    said = []
+    for states in (near, distant_ones):
+        states[17] = torch.linspace(-1, 1, states[17].numel()).view(FAR[family])
+        given: tuple[object, ...] = (key, key, wide, -step, step, states, rows)
+        if family == "mamba2":
+            given = (wide, step, -step[0], key, key, step[0], states, rows)
+        elif family == "conv":
+            given = (wide.flatten(1), states, rows, torch.ones(8, 4), None, True)
+        if plan.chunks is None:
+            said.append(getattr(TRITON_OPS, f"{family}_update")(*given))
+        else:
+            said.append(torch.zeros(wide.flatten(1).shape if family == "conv" else wide.shape))
+            getattr(TRITON_OPS, f"{family}_chunks")(*given, said[-1])
+    if not torch.equal(*said):
+        return "what is said"
+    return "" if torch.equal(near, distant_ones) and not near[1].any() and near[2].any() else "what is kept"
 
 
 def model(name: str) -> str:
@@ -68,7 +85,10 @@ def within(tolerance: float, measure: Callable[..., float], *arguments: object) 
 
 def cases() -> dict[str, Callable[[], str]]:
     """Every case by name."""
-    found: dict[str, Callable[[], str]] = {"far slots": far}
+    found: dict[str, Callable[[], str]] = {}
+    for family, (kind, counts) in itertools.product(FAR, (("update", [1, 1]), ("chunks", [5, 2]))):
+        for slots_dtype in (torch.int64, torch.int32):
+            found[f"far {family} {kind} {slots_dtype}"] = partial(far, family, counts, slots_dtype)
     for taps, bias, silu, dtype, channels in (
         (2, False, True, F32, 150),
         (4, True, True, BF16, 6),
