@@ -26,6 +26,9 @@ from daemon.rank.states import States
 ATTENTION_NAME = "paged_arena"
 # Options of an attention call that change its result and are not implemented, unless they are None.
 UNKNOWN_OPTIONS = ("position_bias", "indices", "head_mask")
+PROBE_TOKENS = 16
+# How far a token's logits may be from those in another batch, relative to their norm, by rounding alone.
+ALIKE = {torch.float32: 1e-2, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
 class Model(Protocol):
@@ -115,10 +118,23 @@ class GenericModel:
         self.layers = self._probe()
 
     def _probe(self) -> list[Layer]:
-        probe = Probe()
-        one = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self.forward(one, one, one, probe, probe)
-        return probe.layers(self._model.config.num_hidden_layers)
+        """What the layers store; raises UnsupportedModel when a token's neighbours in the batch change its logits."""
+        config = self._model.config
+        probe, again = Probe(), Probe()
+        index = torch.arange(PROBE_TOKENS, device=self._device)
+        tokens = 1 + index % (config.vocab_size - 1)
+        positions = (index * 37 + 5) % min(64, getattr(config, "max_position_embeddings", 0) or 64)
+        first = self.forward(tokens, positions, index, probe, probe).float()
+        # The same tokens in another order, without one: experts see as many, so that hardly a bit differs.
+        order = index.flip(0)[1:]
+        second = self.forward(tokens[order], positions[order], index[:-1], again, again).float()
+        changed = (second - first[order]).norm(dim=1) > ALIKE[self.dtype] * first[order].norm(dim=1)
+        if 2 * int(changed.sum()) > len(order):  # a few may differ where rounding made a router choose otherwise
+            raise UnsupportedModel(
+                f"{config.model_type}: outside its attention a token's output depends on where in the batch it stands; "
+                "only models that read each token's own position, and mix tokens in attention and mixers alone, can run"
+            )
+        return probe.layers(config.num_hidden_layers)
 
     @torch.inference_mode()
     def forward(

@@ -1,6 +1,8 @@
 """The probe: stands in for attention and states in one forward, and writes down what each layer would store.
 
-Owns that record. Must never store or compute anything: its outputs have the right shapes and no meaning.
+Owns that record. Must never store anything, nor let one token see another: its outputs have the right shapes and no
+meaning, but each token's depends on all that the layer computed for that token, and on nothing else. So what a model
+makes of a token with a probe underneath may depend on that token and its position only.
 """
 
 from __future__ import annotations
@@ -12,6 +14,11 @@ from allocator.decl import MHA, Full, Layer, Part, State, StateLife, StateTensor
 from daemon.rank.dtypes import DTYPE_NAMES
 from daemon.rank.errors import UnsupportedModel
 from daemon.rank.paged_attention import AttentionSpec
+
+
+def _per_head(x: Tensor, q: Tensor) -> Tensor:
+    """K or V [T, kv_heads, d] for every head of q [T, heads, ...]."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 class Probe:
@@ -42,7 +49,8 @@ class Probe:
         assert layer not in self._attending, f"layer {layer} attends twice in one forward"
         life = Window(spec.window) if spec.window else Full()
         self._attending[layer] = Part(MHA(k.shape[1], k.shape[2], v.shape[2], DTYPE_NAMES[k.dtype]), life)
-        return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        seen = q.mean(-1, keepdim=True).tanh() + _per_head(k.mean(-1, keepdim=True), q).tanh()
+        return _per_head(v, q) * (1 + 0.5 * seen)
 
     def conv(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
         """Note the inputs that a convolution keeps."""

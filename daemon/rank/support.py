@@ -66,6 +66,7 @@ def check_supported(config: Any, max_model_len: int = 0) -> None:
         if value:
             raise UnsupportedModel(f"{name}: {field}={value!r}; {missing} is not supported yet")
     _check_rope(config, max_model_len)
+    _check_positions(config)
     declare(config, "float32", 0)
     _check_class(config)
 
@@ -84,6 +85,16 @@ def _check_rope(config: Any, max_model_len: int) -> None:
                 f"{config.model_type}: rope type {kind!r} changes its frequencies beyond {original} tokens, which "
                 f"would make stored K/V wrong; set --max-model-len to at most {original} (now {length})"
             )
+
+
+def _check_positions(config: Any) -> None:
+    """Positions must be those that a layer is handed: a ragged batch holds the ends and middles of many rows."""
+    rotated = getattr(config, "no_rope_layers", None) or ()  # 0 for a layer without rope
+    if config.model_type == "llama4_text" and config.attn_temperature_tuning and not all(rotated):
+        raise UnsupportedModel(
+            f"llama4_text: layer {list(rotated).index(0)} is without rope and attn_temperature_tuning is on; it scales "
+            "its queries by positions that it counts from the start of the batch, so only rows alone would be right"
+        )
 
 
 def _check_class(config: Any) -> None:

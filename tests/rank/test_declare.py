@@ -224,6 +224,11 @@ FEATURES: list[tuple[str, dict[str, object], str]] = [
         {"num_hidden_layers": 2},
         "layer 0 is chunked_attention; attention in chunks is not supported",
     ),
+    (
+        "Llama4TextConfig",
+        {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
+        "layer 3 is without rope and attn_temperature_tuning is on",
+    ),
     ("OlmoHybridConfig", {}, "layer 0 is linear_attention; the recurrent state of this family is not implemented"),
     ("Gemma3nTextConfig", {}, "layers that share another layer's K/V"),
     ("Gemma3TextConfig", {"use_bidirectional_attention": True}, "attention to later tokens"),
