@@ -31,6 +31,7 @@ from daemon.rank.sampler import draw_on_host
 from daemon.rank.sampling_table import SamplingTable
 from daemon.rank.states import TORCH_OPS, StateOps
 from kernels import reference
+from kernels.host_library import LANES
 from kernels.state_rows import Chunks, Singles, plan_rows
 
 PAGE_SIZE = 16
@@ -89,8 +90,8 @@ def attention_forms(device: torch.device, views: dict[int, LayerViews]) -> Itera
         yield "triton", TritonAttention(views)
         return
     yield "torch", HostAttention(views)
-    library, _ = choose_library("auto")
-    if library is not None:
+    library, _ = choose_library("auto", views[0].k.dtype)
+    if library is not None and views[0].k.shape[3] % LANES == 0:
         yield "compiled", CompiledAttention(library, views)
 
 

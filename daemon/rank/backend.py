@@ -39,6 +39,9 @@ class Backend(Protocol):
     library: HostLibrary | None
     kernels: str  # which kernels serve, in words
 
+    def choose_kernels(self, asked: str, dtype: torch.dtype) -> None:
+        """Before anything is opened: which kernels a host uses for this dtype; it may build them."""
+
     def free_bytes(self) -> int:
         """Memory that an arena could take now."""
 
@@ -78,10 +81,14 @@ class HostLaunched(NamedTuple):
 class HostBackend:
     """The CPU: work is done when a call returns."""
 
-    def __init__(self, library: HostLibrary | None = None, kernels: str = "torch") -> None:
+    def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
-        self.library = library
-        self.kernels = kernels
+        self.library: HostLibrary | None = None
+        self.kernels = "torch"
+
+    def choose_kernels(self, asked: str, dtype: torch.dtype) -> None:
+        """By `compiled.choose_library`."""
+        self.library, self.kernels = choose_library(asked, dtype)
 
     def free_bytes(self) -> int:
         """Host memory that is available now."""
@@ -125,17 +132,14 @@ def host_bytes(size_bytes: int) -> Bytes8s:
     return np.frombuffer(region, dtype=np.uint8)
 
 
-def open_backend(asked: str, host_kernels: str = "torch") -> Backend:
-    """The backend that `asked` names; `auto` is a GPU where there is one. Raises BadOption otherwise.
-
-    `host_kernels`: which kernels a CPU's backend uses, by `compiled.choose_library`.
-    """
+def open_backend(asked: str) -> Backend:
+    """The backend that `asked` names; `auto` is a GPU where there is one. Raises BadOption otherwise."""
     if asked not in DEVICES:
         raise BadOption(f"device={asked!r} is not one of {', '.join(DEVICES)}")
     if asked == "cuda" and not torch.cuda.is_available():
         raise BadOption("device=cuda, but this torch finds no CUDA GPU")
     if asked == "cpu" or not torch.cuda.is_available():
-        return HostBackend(*choose_library(host_kernels))
+        return HostBackend()
     from daemon.rank.cuda import CudaBackend
 
     return CudaBackend()

@@ -70,7 +70,8 @@ class CompiledAttention:
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Store `k` [T, kv, d] and `v` [T, kv, dv], attend with `q` [T, heads, d]; returns [T, heads, dv]."""
         view = self._views[layer]
-        if q.dtype not in SUFFIXES or q.dtype != view.k.dtype or q.shape[2] % LANES or v.shape[2] % LANES:
+        same = q.dtype == k.dtype == v.dtype == view.k.dtype == view.v.dtype
+        if not same or q.dtype not in SUFFIXES or q.shape[2] % LANES or v.shape[2] % LANES:
             return self._torch.run(layer, q, k, v, spec)
         q, k, v = _heads_together(q), _heads_together(k), _heads_together(v)
         plan = self._plans.get((view.band, spec.window)) or self._plan(view, spec.window)

@@ -60,7 +60,7 @@ class TorchRunner:
         self._states: RecurrentStates
         self._sampler: Sampler
         self._logprobs = LogprobReports()
-        self._backend = open_backend(self._option("device"), self._option("host_kernels"))
+        self._backend = open_backend(self._option("device"))
         self._last = torch.zeros(settings.max_running_requests, dtype=torch.int64, device=self._backend.torch_device)
 
     def prepare(self) -> Prepared:
@@ -69,6 +69,7 @@ class TorchRunner:
         self._files = read_files(Path(settings.model_path), settings.model_name, settings.max_model_len)
         device = self._backend.torch_device
         dtype, why = choose_dtype(settings.dtype, self._files.dtype, device.type, cpu_flags())
+        self._backend.choose_kernels(self._option("host_kernels"), dtype)
         self._model, chosen = load_model(self._files, dtype, device, self._option("model_impl"), self._backend.library)
         threads, measured = choose_threads(settings.threads, self._model.layer_work)
         facts = self._files.facts(str(dtype).removeprefix("torch."))

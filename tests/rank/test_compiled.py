@@ -268,12 +268,31 @@ def test_without_a_compiler_torch_serves(tmp_path: Path, monkeypatch: pytest.Mon
     """`auto` says why; `compiled` is refused; `torch` does not look."""
     monkeypatch.setenv("BANDMASTER_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert compiled.choose_library("auto") == (None, "torch: this machine has no C compiler")
+    assert compiled.choose_library("auto", torch.float32) == (None, "torch: this machine has no C compiler")
     with pytest.raises(BadOption, match="no C compiler"):
-        compiled.choose_library("compiled")
-    assert compiled.choose_library("torch") == (None, "torch: asked for")
+        compiled.choose_library("compiled", torch.float32)
+    assert compiled.choose_library("torch", torch.float32) == (None, "torch: asked for")
     with pytest.raises(BadOption, match="fast"):
-        compiled.choose_library("fast")
+        compiled.choose_library("fast", torch.float32)
+
+
+def test_a_dtype_without_compiled_kernels_is_torchs(library: HostLibrary) -> None:
+    """The boot says so."""
+    assert compiled.choose_library("auto", torch.float16) == (None, "torch: the compiled kernels have no float16")
+    with pytest.raises(BadOption, match="float16"):
+        compiled.choose_library("compiled", torch.float16)
+
+
+def test_values_of_another_dtype_are_never_taken_as_the_arenas(library: HostLibrary) -> None:
+    """float32 values for a bfloat16 arena are torch's to judge, and it refuses them."""
+    shape = Shape(4, 2, 32, 32, torch.bfloat16, 16)
+    scene = make_scene([(9, 1)], shape, 0)
+    batch = batch_of(scene, shape, 0)
+    k, v = new_rows(scene, scene.keys), new_rows(scene, scene.values)
+    attention = CompiledAttention(library, {0: views_of(scene, shape)})
+    attention.begin(batch)
+    with pytest.raises(RuntimeError, match="dtype"):
+        attention.run(0, scene.q, k, v.float(), AttentionSpec(0.2))
 
 
 def test_a_compiler_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
