@@ -7,7 +7,9 @@ the visible ones, j from max(c - window, 0) (without a window: 0) to c - 1:
     s_j = cap(scale * <q[r, h], k[j, h // G]>),   cap(s) = softcap * tanh(s / softcap), or s
     out[r, h] = sum_j exp(s_j) v[j, h // G] / (sum_j exp(s_j) + exp(sink[h])),   the sink's term only where there is one
 
-A split keeps (m, sum, unnormalized out); splits join by rescaling to the largest m. Twin: `reference.paged_attention`.
+A split keeps (m, sum, unnormalized out); splits join by rescaling to the largest m. What changes from batch to batch,
+strides of one row's q and alignment of slices too, is never part of what is compiled: a layer's kernels serve every
+batch once they served one. Twin: `reference.paged_attention`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -22,9 +24,13 @@ from torch import Tensor
 from kernels.attention_block import attend_keys, blocks, lanes, rules, strides
 
 SPLIT_TOKENS = 512  # keys of one program
+SPLITS = 16  # splits joined at a time
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["window", "q_row", "q_head", "table_row", "splits"],
+    do_not_specialize_on_alignment=["q_ptr", "tables_ptr", "first_ptr", "lengths_ptr"],
+)
 def _partial(
     q_ptr,
     k_ptr,
@@ -42,7 +48,7 @@ def _partial(
     q_head,
     table_row,
     splits,
-    heads,
+    HEADS: tl.constexpr,
     K_UNIT: tl.constexpr,
     K_SLOT: tl.constexpr,
     K_HEAD: tl.constexpr,
@@ -90,7 +96,7 @@ def _partial(
             scale, window, softcap, peak, total, acc,
             K_UNIT, K_SLOT, V_UNIT, V_SLOT, PAGE, K_DIM, V_DIM, K_BLOCK, V_BLOCK, WINDOWED, CAPPED, UPCAST,
         )  # fmt: skip
-    place = (row.to(tl.int64) * heads + head) * splits + split
+    place = (row.to(tl.int64) * HEADS + head) * splits + split
     used = group < GROUP
     tl.store(peak_ptr + place, peak, mask=used)
     tl.store(sum_ptr + place, total, mask=used)
@@ -98,43 +104,47 @@ def _partial(
     tl.store(part_at, acc, mask=used[:, None] & (v_lane[None, :] < V_DIM))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["sinks_ptr"])
 def _combine(
     part_ptr,
     peak_ptr,
     sum_ptr,
     sinks_ptr,
     out_ptr,
-    out_row,
-    out_head,
     splits,
-    heads,
+    HEADS: tl.constexpr,
     V_DIM: tl.constexpr,
     V_BLOCK: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Join the splits of one row and head, and its sink: rescale to the largest peak, add, divide."""
+    """Join the splits of one row and head, and its sink, SPLITS at a time: rescale to the largest peak, add, divide."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     lane = tl.arange(0, V_BLOCK)
-    split = tl.arange(0, SPLITS_BLOCK)
-    place = (row.to(tl.int64) * heads + head) * splits + split
-    alive = split < splits
-    peak = tl.load(peak_ptr + place, mask=alive, other=-float("inf"))
-    highest = tl.max(peak, 0)
+    highest = tl.full([], -float("inf"), tl.float32)
+    total = tl.zeros([], tl.float32)
+    acc = tl.zeros([V_BLOCK], tl.float32)
     if SINKS:
-        sink = tl.load(sinks_ptr + head).to(tl.float32)
-        highest = tl.maximum(highest, sink)
-    share = tl.exp(peak - highest)
-    total = tl.sum(tl.load(sum_ptr + place, mask=alive, other=0.0) * share, 0)
-    if SINKS:
-        total += tl.exp(sink - highest)
-    parts_at = part_ptr + place[:, None] * V_DIM + lane[None, :]
-    parts = tl.load(parts_at, mask=alive[:, None] & (lane[None, :] < V_DIM), other=0.0)
-    value = tl.sum(parts * share[:, None], 0) / total
-    out_at = out_ptr + row.to(tl.int64) * out_row + head * out_head + lane
-    tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=lane < V_DIM)
+        highest = tl.load(sinks_ptr + head).to(tl.float32)
+        total += 1.0
+    place = row.to(tl.int64) * HEADS + head
+    for first in range(0, splits, SPLITS):
+        split = first + tl.arange(0, SPLITS)
+        alive = split < splits
+        at = place * splits + split
+        peak = tl.load(peak_ptr + at, mask=alive, other=-float("inf"))
+        # Split 0 holds a key of every row, so from the first turn on this is a number.
+        higher = tl.maximum(highest, tl.max(peak, 0))
+        share = tl.exp(peak - higher)
+        shrink = tl.exp(highest - higher)
+        total = total * shrink + tl.sum(tl.load(sum_ptr + at, mask=alive, other=0.0) * share, 0)
+        parts_at = part_ptr + at[:, None] * V_DIM + lane[None, :]
+        parts = tl.load(parts_at, mask=alive[:, None] & (lane[None, :] < V_DIM), other=0.0)
+        acc = acc * shrink + tl.sum(parts * share[:, None], 0)
+        highest = higher
+    out_at = out_ptr + place * V_DIM + lane
+    tl.store(out_at, (acc / total).to(out_ptr.dtype.element_ty), mask=lane < V_DIM)
 
 
 def attention_decode(
@@ -186,7 +196,7 @@ def attention_decode(
         *q.stride()[:2],
         tables.stride(0),
         splits,
-        heads,
+        HEADS=heads,
         **strides("K", k_view),
         **strides("V", v_view),
         PAGE=page_size,
@@ -206,12 +216,11 @@ def attention_decode(
         total,
         q if sinks is None else sinks,
         out,
-        *out.stride()[:2],
         splits,
-        heads,
+        HEADS=heads,
         V_DIM=v_dim,
         V_BLOCK=triton.next_power_of_2(v_dim),
-        SPLITS_BLOCK=triton.next_power_of_2(splits),
+        SPLITS=SPLITS,
         SINKS=with_sinks,
     )
     return out

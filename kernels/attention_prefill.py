@@ -2,7 +2,8 @@
 
 Owns one kernel: a program computes one tile of queries of one row for one head, over the keys that any of them sees.
 Must never read a key behind the tile's last query, nor one in front of its first query's window. Formula: that of
-`attention_decode` with keys 0..position(t) for query t. Twin: `reference.paged_attention`.
+`attention_decode` with keys 0..position(t) for query t. What is compiled depends on the layer alone, as there. Twin:
+`reference.paged_attention`.
 """
 # Triton kernels take what their launch passes: their arguments have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -17,7 +18,13 @@ from torch import Tensor
 from kernels.attention_block import attend_keys, blocks, lanes, rules, strides
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["window", "q_token", "q_head", "out_token", "out_head", "table_row"],
+    do_not_specialize_on_alignment=[
+        "q_ptr", "tables_ptr", "first_ptr", "sinks_ptr", "starts_ptr", "counts_ptr", "offsets_ptr", "tile_rows_ptr",
+        "tile_firsts_ptr",
+    ],
+)  # fmt: skip
 def _extend(
     q_ptr,
     k_ptr,

@@ -14,7 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["v_token", "v_head"],
+    do_not_specialize_on_alignment=["values_ptr", "pages_ptr", "slots_ptr"],
+)
 def _store(
     values_ptr, view_ptr, pages_ptr, slots_ptr, v_token, v_head, unit, slot_stride, head_stride, HEADS: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr,

@@ -34,7 +34,6 @@ class Kernel(NamedTuple):
 
 PAGE, KV_HEADS, GROUP, LAYERS = 16, 3, 3, 4
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-STRIDES = " ".join(["i32"] * 5)  # run-time ones of both kernels
 
 
 def attention(kernel: str, dim: int, dtype: str, rules: bool, group: int = GROUP) -> Kernel:
@@ -49,10 +48,12 @@ def attention(kernel: str, dim: int, dtype: str, rules: bool, group: int = GROUP
     shared |= attention_block.strides("K", view) | attention_block.strides("V", view)
     pointer = f"*{dtype}"
     if kernel == "decode":
-        types = f"{pointer} {pointer} {pointer} *i32 *i32 *i32 *fp32 *fp32 *fp32 fp32 i32 fp32 {STRIDES}"
+        types = f"{pointer} {pointer} {pointer} *i32 *i32 *i32 *fp32 *fp32 *fp32 fp32 i32 fp32 i32 i32 i32 i32"
         block = max(16, triton.next_power_of_2(group))
-        return Kernel(attention_decode._partial, types, shared | {"SPLIT": 512, "GROUP_BLOCK": block})
-    types = f"{' '.join([pointer] * 4)} *i32 *i32 {pointer} *i32 *i32 *i32 *i32 *i32 fp32 i32 fp32 {STRIDES}"
+        return Kernel(
+            attention_decode._partial, types, shared | {"SPLIT": 512, "GROUP_BLOCK": block, "HEADS": KV_HEADS * group}
+        )
+    types = f"{' '.join([pointer] * 4)} *i32 *i32 {pointer} *i32 *i32 *i32 *i32 *i32 fp32 i32 fp32 i32 i32 i32 i32 i32"
     return Kernel(attention_prefill._extend, types, shared | {"TILE": queries, "SINKS": rules})
 
 
@@ -67,8 +68,8 @@ KERNELS = {
     "decode-64-bf16-group-16": attention("decode", 64, "bf16", True, 16),
     "combine": Kernel(
         attention_decode._combine,
-        "*fp32 *fp32 *fp32 *bf16 *bf16 i32 i32 i32 i32",
-        {"V_DIM": 64, "V_BLOCK": 64, "SPLITS_BLOCK": 16, "SINKS": True},
+        "*fp32 *fp32 *fp32 *bf16 *bf16 i32",
+        {"HEADS": 9, "V_DIM": 256, "V_BLOCK": 256, "SPLITS": attention_decode.SPLITS, "SINKS": True},
     ),
     "store": Kernel(
         store_rows._store, "*bf16 *bf16 *i32 *i32 i32 i32 i32 i32 i32", {"HEADS": 3, "DIM": 64, "BLOCK": 256}
@@ -85,13 +86,16 @@ KERNELS = {
 
 
 def source_of(kernel: Kernel) -> ASTSource:
-    """The kernel with its argument types; pointers are aligned to 16 bytes, as torch's are."""
+    """The kernel with its argument types; pointers are aligned to 16 bytes, as torch's are, where it asks."""
     names = [name for name in kernel.function.arg_names if name not in kernel.constants]
     types = kernel.types.split()
     assert len(names) == len(types), f"{kernel.function.__name__}: {len(names)} arguments, {len(types)} types"
     signature = dict(zip(names, types, strict=True)) | dict.fromkeys(kernel.constants, "constexpr")
     order = {name: index for index, name in enumerate(kernel.function.arg_names)}
     aligned = {(order[name],): [["tt.divisibility", 16]] for name in names if signature[name].startswith("*")}
+    for parameter in kernel.function.params:
+        if parameter.do_not_specialize_on_alignment:
+            aligned.pop((parameter.num,), None)
     ordered = {name: signature[name] for name in kernel.function.arg_names}
     return ASTSource(fn=kernel.function, signature=ordered, constexprs=kernel.constants, attrs=aligned)
 

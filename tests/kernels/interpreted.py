@@ -27,7 +27,7 @@ from daemon.rank.sampling_table import SamplingTable
 from daemon.rank.triton_ops import TritonAttention, TritonUnits
 from kernels import attention_decode, attention_prefill, reference, sampling, store_rows, units
 from kernels.attention_block import blocks
-from tests.kernels.scenes import Shape, dense_attention, make_scene, planes
+from tests.kernels.scenes import Scene, Shape, dense_attention, make_scene, planes
 
 NO_RESERVE = 0x4000  # Linux: address space without memory behind it until it is touched
 PAIR = np.array([[4, 6], [9, 3]], dtype=np.int32)  # sources and targets
@@ -65,18 +65,28 @@ def ints(*columns: NDArray[np.integer]) -> list[Tensor]:
 def decode(lengths: list[int], shape: Shape, rules: Rules = Rules(), split: int = 512) -> str:
     """Paged decode attention against dense attention in float64."""
     made = make_scene([(length - 1, 1) for length in lengths], shape, rules.window, seed=1)
+    return decode_scene(made, shape, rules, split)
+
+
+def decode_scene(made: Scene, shape: Shape, rules: Rules, split: int) -> str:
+    """A scene whose rows have one query each."""
+    longest = int((made.starts + made.counts).max())
     tables, first, contexts = ints(made.tables, made.first, made.starts + made.counts)
     sinks = rules.sinks(shape.heads)
     views = (made.k_view, made.v_view)
     got = attention_decode.attention_decode(
-        made.q, *views, tables, first, contexts, max(lengths), 0.25, rules.window, rules.softcap, sinks, True, split
+        made.q, *views, tables, first, contexts, longest, 0.25, rules.window, rules.softcap, sinks, True, split
     )
     return close(got, dense_attention(made, 0.25, rules.window, rules.softcap, sinks), shape.dtype)
 
 
 def extend(rows: list[tuple[int, int]], shape: Shape, rules: Rules = Rules()) -> str:
     """Paged extend attention of (start, count) rows against dense attention in float64."""
-    made = make_scene(rows, shape, rules.window, seed=2)
+    return extend_scene(make_scene(rows, shape, rules.window, seed=2), shape, rules)
+
+
+def extend_scene(made: Scene, shape: Shape, rules: Rules) -> str:
+    """A scene whose rows have any number of queries."""
     tables, first, starts, counts, offsets = ints(made.tables, made.first, made.starts, made.counts, made.offsets[:-1])
     row_ids, firsts = attention_prefill.tiles_of(made.counts.tolist(), blocks(made.k_view, made.v_view)[1])
     tiles = (torch.tensor(row_ids, dtype=torch.int32), torch.tensor(firsts, dtype=torch.int32))
@@ -139,6 +149,35 @@ def far(unit_bytes: int, arena_bytes: int) -> str:
     return "unit 0 was written" if arena[:unit_bytes].any() else ""
 
 
+def far_planes(shape: Shape, units: int) -> tuple[Tensor, Tensor]:
+    """K and V views of zeros whose units lie 2^27 elements apart: those from 32 on cannot be reached by 32 bits, which
+    lead to the ones from 0 on. Memory stands only behind what is touched."""
+    unit, item = 1 << 27, shape.dtype.itemsize
+    region = mmap.mmap(-1, units * unit * item, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    arena, begin, views = torch.frombuffer(region, dtype=shape.dtype), 0, []
+    for dim in (shape.k_dim, shape.v_dim):
+        strides = (unit, shape.kv_heads * dim, dim, 1)
+        views.append(arena.as_strided((units, shape.page, shape.kv_heads, dim), strides, begin))
+        begin += shape.page * shape.kv_heads * dim
+    return views[0], views[1]
+
+
+def far_attention(rows: list[tuple[int, int]]) -> str:
+    """Rows whose pages lie beyond 2^32 elements, stored and attended: as decode steps where each has one query."""
+    shape = Shape(4, 2, 16, 32, F16, 4)
+    made = make_scene(rows, shape, 0, seed=5)
+    views = far_planes(shape, 33 + int(made.tables.max()))
+    (tables,) = ints(made.tables + 32)  # every page, the unused entries too: no kernel reads those
+    for view, dense in ((views[0], made.keys), (views[1], made.values)):
+        for ids, data in zip(tables, dense, strict=True):
+            position = torch.arange(data.shape[0])
+            store_rows.store_rows(view, data, ids[position // shape.page], (position % shape.page).int())
+        if view[:32].any():
+            return "a near page was written"
+    far = made._replace(tables=tables.numpy(), k_view=views[0], v_view=views[1])
+    return decode_scene(far, shape, Rules(), 512) if made.counts.max() == 1 else extend_scene(far, shape, Rules())
+
+
 def table(count: int) -> str:
     """An id table updated in `count` places; all others keep what they had."""
     chance = torch.Generator().manual_seed(10)
@@ -167,17 +206,15 @@ def drawn(vocab: int, dtype: torch.dtype, limits: tuple[float, int, float] | Non
     return "" if torch.equal(got, want) else f"{got.tolist()} for {want.tolist()}"
 
 
-def rank_attention(dtype: torch.dtype) -> str:
-    """A rank's attention over a mixed batch in a full and a window band: the GPU's version stores and attends as the
-    CPU's does, in both, and where a layer sees less than its band keeps."""
-    rows, shape = [(12, 1), (0, 1), (33, 1), (0, 9), (20, 6)], Shape(6, 2, 16, 16, dtype, 4)
-    scenes = [make_scene(rows, shape, window, seed=4) for window in (0, 10)]
+def rank_batch(rows: list[tuple[int, int]], shape: Shape, windows: tuple[int, ...]) -> tuple[list[Scene], Batch]:
+    """A rank's batch of (start, count) rows over bands with these windows, and every band's scene."""
+    scenes = [make_scene(rows, shape, window, seed=4) for window in windows]
     starts, counts, offsets = scenes[0][:3]
     owner = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1] - starts, counts)
     bands = []
-    for made, window in zip(scenes, (0, 10), strict=True):
-        pages = made.tables[owner, positions // 4 - made.first[owner]].astype(np.int64)
+    for made, window in zip(scenes, windows, strict=True):
+        pages = made.tables[owner, positions // shape.page - made.first[owner]].astype(np.int64)
         bands.append(BandPages(made.first, made.tables, pages, window))
     none = np.zeros(0, dtype=np.int64)
     batch = Batch(
@@ -189,16 +226,23 @@ def rank_attention(dtype: torch.dtype) -> str:
         offsets=offsets,
         tokens=positions,
         positions=positions,
-        write_slots=positions % 4,
+        write_slots=positions % shape.page,
         bands=tuple(bands),
         slots=none,
         sampled=none,
         carried=none,
         sampling=SamplingTable(1),
-        page_size=4,
+        page_size=shape.page,
     )
+    return scenes, batch
+
+
+def rank_attention(dtype: torch.dtype) -> str:
+    """A rank's attention over a mixed batch in a full and a window band: the GPU's version stores and attends as the
+    CPU's does, in both, and where a layer sees less than its band keeps."""
+    scenes, batch = rank_batch([(12, 1), (0, 1), (33, 1), (0, 9), (20, 6)], Shape(6, 2, 16, 16, dtype, 4), (0, 10))
     chance = torch.Generator().manual_seed(11)
-    new_k, new_v = (torch.randn(positions.size, 2, 16, generator=chance).to(dtype) for _ in "kv")
+    new_k, new_v = (torch.randn(batch.positions.size, 2, 16, generator=chance).to(dtype) for _ in "kv")
     sinks = torch.linspace(-1.0, 2.0, 6)
     specs = [AttentionSpec(0.3), AttentionSpec(0.3, 10, 4.0, sinks), AttentionSpec(0.3, 7)]
     answers = []
@@ -275,6 +319,8 @@ CASES: dict[str, Callable[[], str]] = {
     "decode-all-bf16": lambda: decode([50, 17], shape(16, 1, 64, BF16, 64), Rules(9, 20.0, True), split=16),
     "decode-256-f32": lambda: decode([21, 40], shape(4, 2, 256, F32, 16), Rules(20)),
     "decode-256-f16": lambda: decode([21, 40], shape(4, 2, 256, F16, 16), Rules(16, 0.0, True)),
+    "decode-many-splits": lambda: decode([700, 3, 257], shape(2, 1, 16, F32, 4), Rules(sunk=True), split=16),
+    "decode-many-splits-no-sinks": lambda: decode([530, 1], shape(2, 1, 20, F32, 16, 36), split=16),
     "extend-fresh": lambda: extend([(0, 1), (0, 37)], shape(2, 1, 16, F32, 4)),
     "extend-prefix": lambda: extend([(11, 5), (64, 1), (3, 33)], shape(6, 2, 20, F32, 3, 36)),
     "extend-bf16": lambda: extend([(6, 9)], shape(4, 2, 32, BF16, 16)),
@@ -298,6 +344,8 @@ CASES: dict[str, Callable[[], str]] = {
     "units-many": many,
     "units-far-bytes": lambda: far(1 << 20, 1 << 31),
     "units-far-words": lambda: far(33 * 256, 1 << 34),
+    "decode-far": lambda: far_attention([(12, 1), (5, 1)]),
+    "extend-far": lambda: far_attention([(6, 3), (0, 5)]),
     "table-one": lambda: table(1),
     "table-block": lambda: table(units.BLOCK_PAIRS),
     "table-odd": lambda: table(2 * units.BLOCK_PAIRS + 77),
