@@ -242,9 +242,8 @@ def _short(memory: Memory, tokens: int) -> str:
     ceiling = memory.ceiling(tokens)
     refused = memory.never_fits(ceiling)
     assert refused is not None, "a request of more than the empty memory holds never fits"
-    units = ", ".join(f"{count} {band.name}" for count, band in zip(ceiling, memory.chain.bands, strict=True))
-    where = f"{refused.units_short} units of {refused.band_name} short"
-    return f" (it takes up to {units} units: {where})"
+    units = ", ".join(f"{count} of band {band.name}" for count, band in zip(ceiling, memory.chain.bands, strict=True))
+    return f" (it takes up to these units: {units}; {refused.units_short} of band {refused.band_name} are missing)"
 
 
 def _queue_full(core: CoreState, choices: int) -> Problem | None:

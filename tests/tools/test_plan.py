@@ -194,8 +194,12 @@ BAD_MIX = [
     ('{"prompt_tokens": 131072, "output_tokens": 1}', "prompt_tokens must be a whole number from 1 to 131071"),
     ('{"prompt_tokens": 5.5, "output_tokens": 1}', "prompt_tokens must be a whole number from 1 to 131071, not 5.5"),
     ('{"prompt_tokens": true, "output_tokens": 1}', "not True"),
-    ('{"prompt_tokens": 5, "output_tokens": 1, "weight": 0}', "weight must be a number above 0, not 0"),
+    (
+        '{"prompt_tokens": 5, "output_tokens": 1, "weight": 0}',
+        "weight must be a number above 0 and at most 1e+12, not 0",
+    ),
     ('{"prompt_tokens": 5, "output_tokens": 1, "weight": NaN}', "weight must be a number above 0"),
+    ('{"prompt_tokens": 5, "output_tokens": 1, "weight": 1e400}', "at most 1e+12, not a number beyond 1.79769e+308"),
     ('{"prompt_tokens": 5, "output_tokens": 1, "shared_prefix_tokens": 6}', "whole number from 0 to 5, not 6"),
     ('{"prompt_tokens": 5, "output_tokens": 1, "users": 6}', "unknown field 'users'"),
 ]
@@ -222,6 +226,7 @@ BAD = [
     ((published("bamba-9b"), *ARENA, "--pp-layers", "a"), "--pp-layers: 'a' is not"),
     ((published("gemma-2-9b"), *ARENA, "--max-model-len", "9000"), "more than the model's 8192 positions"),
     ((published("gemma-2-9b"), *ARENA, "--page-size", "0"), "page-size"),
+    ((published("bamba-9b"), *ARENA, "--pp-layers", "16,16"), "splits the layers, but --pp is 1; pass --pp 2"),
     ((published("gemma-2-9b"), *ARENA, "--lengths", "512,x"), "--lengths: 'x' is not"),
     ((published("bamba-9b"), *ARENA, "--checkpoint-interval", "100"), "is no multiple of --page-size 16"),
     ((published("falcon-h1-34b"), "--arena-bytes", "256MiB"), "stage 0: the memory budget of 268,435,456 bytes is"),
@@ -251,6 +256,15 @@ def test_configs_that_say_nothing_usable_are_refused(
 ) -> None:
     """Unknown families, refused ones, wrong fields."""
     assert said in refusal(capsys, changed(tmp_path, "bamba-9b", **fields), *ARENA)
+
+
+@pytest.mark.parametrize(("text", "said"), [("[1]", "is no JSON object; give"), ("{}", "has no model_type; give")])
+def test_files_that_are_no_config_are_refused(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named for what they lack."""
+    (tmp_path / "config.json").write_text(text)
+    assert said in refusal(capsys, tmp_path, *ARENA)
 
 
 def test_what_serve_would_refuse_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

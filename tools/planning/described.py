@@ -69,7 +69,11 @@ def read_config(path: Path) -> Any:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise PlanError(f"{file} is no JSON file: {error}") from error
-    name = str(fields.get("model_type", "")) if isinstance(fields, dict) else ""
+    if not isinstance(fields, dict):
+        raise PlanError(f"{file} is no JSON object; give the config.json of a model")
+    if "model_type" not in fields:
+        raise PlanError(f"{file} has no model_type; give the config.json of a model")
+    name = str(fields["model_type"])
     if name not in CONFIG_MAPPING:
         raise PlanError(f"{file}: model_type {name!r} is not one that transformers knows")
     try:

@@ -9,6 +9,7 @@ JSON object is refused with its line number.
 from __future__ import annotations
 
 import json
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ class MixLine(NamedTuple):
 
 
 REQUIRED = ("prompt_tokens", "output_tokens")
+WEIGHT_MAX = 10**12
 
 
 def read_mix(path: Path, max_model_len: int) -> list[MixLine]:
@@ -60,8 +62,8 @@ def _line(where: str, text: str, max_model_len: int) -> MixLine:
     prompt = _tokens(where, fields, "prompt_tokens", 1, max_model_len - 1)
     output = _tokens(where, fields, "output_tokens", 1, max_model_len - prompt)
     weight = fields.get("weight", 1)
-    if isinstance(weight, bool) or not isinstance(weight, int | Fraction) or weight <= 0:
-        raise PlanError(f"{where}: weight must be a number above 0, not {_shown(weight)}")
+    if isinstance(weight, bool) or not isinstance(weight, int | Fraction) or not 0 < weight <= WEIGHT_MAX:
+        raise PlanError(f"{where}: weight must be a number above 0 and at most {WEIGHT_MAX:g}, not {_shown(weight)}")
     shared = _tokens(where, fields, "shared_prefix_tokens", 0, prompt)
     return MixLine(prompt, output, Fraction(weight), shared)
 
@@ -74,4 +76,6 @@ def _tokens(where: str, fields: dict[str, Any], name: str, low: int, high: int) 
 
 
 def _shown(value: object) -> str:
-    return f"{float(value):g}" if isinstance(value, Fraction) else repr(value)
+    if not isinstance(value, Fraction):
+        return repr(value)
+    return f"{float(value):g}" if value <= sys.float_info.max else f"a number beyond {sys.float_info.max:g}"

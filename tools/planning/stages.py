@@ -94,6 +94,8 @@ def split_layers(count: int, pp: int, given: tuple[int, ...] = ()) -> list[range
     if given:
         if len(given) != pp or sum(given) != count or min(given) < 1:
             text = ",".join(map(str, given))
+            if pp == 1 and sum(given) == count:
+                raise PlanError(f"--pp-layers {text} splits the layers, but --pp is 1; pass --pp {len(given)}")
             raise PlanError(
                 f"--pp-layers {text}: {pp} stages of at least 1 layer each that add up to the model's {count} layers"
             )
