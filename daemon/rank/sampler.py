@@ -22,6 +22,7 @@ from daemon.rank.noise import row_keys
 from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import Logprobs
 from kernels.reference import gumbel
+from kernels.upload import upload
 
 HEAD = 1024  # candidates looked at before a whole row is sorted
 LOGPROB_ROWS = 64  # positions whose whole log-softmax is held at once
@@ -74,15 +75,20 @@ class Sampler:
         tokens = torch.empty(rows.size, dtype=torch.int64, device=self._device)
         plain, own = np.flatnonzero(~changed), np.flatnonzero(changed)
         if plain.size:
-            tokens[plain] = self._choose(logits, rows, positions, table, plain)
-        values = logits[own].float()
+            tokens[self._on(plain)] = self._choose(logits, rows, positions, table, plain)
+        places = self._on(own)
+        values = logits[places].float()
         self._penalize(values, rows[own], generations[own], penalized[own], table)
         self._ban(values, rows[own], positions[own], table)
-        tokens[own] = self._choose(values, rows[own], positions[own], table)
+        tokens[places] = self._choose(values, rows[own], positions[own], table)
         for at in np.flatnonzero(penalized).tolist():
             # Not `counts[tokens[at]] += 1`, which waits for the token to reach the host.
             self._histories[int(rows[at])].counts.index_add_(0, tokens[at : at + 1], self._one)
         return tokens
+
+    def _on(self, column: NDArray[Any]) -> Tensor:
+        """The column on the device. An index must be there: torch would wait for the device to put it there itself."""
+        return upload(torch.from_numpy(column), self._device)
 
     def _forget_reused(self, rows: Int32s, generations: Int32s) -> None:
         """Drop the histories of rows that belong to another generation now; what is left is bounded by the rows."""
@@ -115,15 +121,15 @@ class Sampler:
             return known
         prompt_ids, output_ids = table.history[row]
         prompt = torch.zeros(self._vocab, dtype=torch.bool, device=self._device)
-        prompt[torch.from_numpy(prompt_ids.copy()).to(self._device)] = True
-        counts = torch.from_numpy(np.bincount(output_ids, minlength=self._vocab).astype(np.int32)).to(self._device)
+        prompt[self._on(prompt_ids.copy())] = True
+        counts = self._on(np.bincount(output_ids, minlength=self._vocab).astype(np.int32))
         self._histories[row] = History(generation, prompt, counts)
         return self._histories[row]
 
     def _ban(self, logits: Tensor, rows: Int32s, positions: Int64s, table: SamplingTable) -> None:
         for at, row in enumerate(rows.tolist()):
             if positions[at] < table.ban_before[row]:
-                logits[at, torch.from_numpy(table.banned[row].copy()).to(self._device)] = -math.inf
+                logits[at, self._on(table.banned[row].copy())] = -math.inf
 
     def _choose(
         self,
@@ -138,18 +144,20 @@ class Sampler:
         temperatures = table.temperature[rows[chosen]]
         greedy, drawn = np.flatnonzero(temperatures == 0), np.flatnonzero(temperatures > 0)
         if not drawn.size:
-            return _argmax_of(logits, chosen)
+            return _argmax_of(logits, self._on(chosen))
         tokens = torch.empty(chosen.size, dtype=torch.int64, device=self._device)
         if greedy.size:
-            tokens[greedy] = _argmax_of(logits, chosen[greedy])
+            tokens[self._on(greedy)] = _argmax_of(logits, self._on(chosen[greedy]))
         keys = row_keys(table.seed[rows[chosen[drawn]]], table.choice[rows[chosen[drawn]]], positions[chosen[drawn]])
-        pairs = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(self._device)
+        pairs = self._on(keys.view(np.int32).reshape(-1, 2))
         for begin in range(0, drawn.size, NOISE_ROWS):
             some = drawn[begin : begin + NOISE_ROWS]
             at = chosen[some]
             own = rows[at]
             limits = Limits(temperatures[some], table.min_p[own], table.top_k[own], table.top_p[own])
-            tokens[some] = self._draw_best(logits[at].float(), limits, pairs[begin : begin + NOISE_ROWS])
+            tokens[self._on(some)] = self._draw_best(
+                logits[self._on(at)].float(), limits, pairs[begin : begin + NOISE_ROWS]
+            )
         return tokens
 
 
@@ -177,9 +185,9 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
-def _argmax_of(logits: Tensor, at: NDArray[np.intp]) -> Tensor:
+def _argmax_of(logits: Tensor, at: Tensor) -> Tensor:
     """`argmax` of the rows `at`. Where they are most of the rows it is cheaper to look at all than to copy those."""
-    return argmax(logits)[at] if 2 * at.size > logits.shape[0] else argmax(logits[at])
+    return argmax(logits)[at] if 2 * at.numel() > logits.shape[0] else argmax(logits[at])
 
 
 def keep_best(scaled: Tensor, limits: Limits) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from daemon.rank.batch import Batch
 from daemon.rank.states import TORCH_OPS, LayerStates, RecurrentStates
@@ -19,6 +17,7 @@ from kernels import state_rows
 from kernels.state_mamba2 import mamba2_chunks
 from kernels.state_rows import plan_rows
 from tests.kernels.state_cases import Cuts, convolution, delta, mamba2, strided
+from tests.kernels.uploads import Uploads
 
 CUTS: list[Cuts] = [
     [(70, 3, 130)],
@@ -73,22 +72,6 @@ def test_a_row_with_nan_spoils_no_other() -> None:
     mamba2_chunks(x, dt, -torch.ones(2), b, c, torch.ones(2), strided(2, 4, 8), plan.chunks, out)
     assert torch.isnan(out[:20]).all()
     assert torch.isfinite(out[20:]).all()
-
-
-class Uploads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down whether the host waits for each copy to a device of kind `meta`, which stands in for a GPU here."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.waits: list[bool] = []
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func is torch.ops.aten._to_copy.default and torch.device(given.get("device", "cpu")).type == "meta":
-            self.waits.append(not given.get("non_blocking", False))
-        return func(*args, **given)
 
 
 def test_kernels_plan_uploads_what_they_read_and_waits_for_none() -> None:

@@ -18,6 +18,7 @@ from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import RowSampling, Sampling
 from kernels import reference
 from kernels.reference import gumbel
+from tests.kernels.uploads import Uploads
 
 VOCAB = 300
 CPU = torch.device("cpu")
@@ -225,6 +226,22 @@ def test_bans_cost_only_while_and_where_they_hold(banned_rows: int) -> None:
         assert draw(table, logits, 20) == [7] * 16
     assert (held.elements, over.elements) == (banned_rows * VOCAB, 0)
     assert torch.equal(logits, before)
+
+
+def test_sampling_waits_for_no_device() -> None:
+    """Greedy, drawn, penalized and banned rows together: keys, indexes and histories are uploaded without a wait."""
+    plain, drawn = Sampling(temperature=0.0, seed=1), Sampling(temperature=1.0, seed=2)
+    table = table_of(plain, drawn, Sampling(temperature=1.0, seed=3, presence_penalty=0.5), plain)
+    table.ban_before[3], table.banned[3] = 20, np.array([7, 9])
+    device = torch.device("meta")
+    for rows in ([0, 1], [0, 1, 2, 3]):
+        places = np.array(rows, dtype=np.int32)
+        sampler = Sampler(VOCAB, device, lambda logits, *_: torch.empty(len(logits), dtype=torch.int64, device=device))
+        logits = torch.empty(len(rows), VOCAB, device=device)
+        with Uploads() as uploads:
+            sampler.sample(logits, places, np.zeros_like(places), np.full(len(rows), 9, dtype=np.int64), table)
+        assert len(uploads.waits) > len(rows)
+        assert not any(uploads.waits)
 
 
 def test_histories_of_rows_that_are_gone_are_dropped() -> None:
