@@ -20,7 +20,10 @@ EXCEPTION = re.compile(r"[\s|]*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|In
 
 
 def last_words(log: Path, since_bytes: int = 0) -> str:
-    """The last line of level error, or the last exception, or the last line at all, behind byte `since_bytes`."""
+    """The last line of level error, or the last exception, or the last line at all, behind byte `since_bytes`.
+
+    A log line of a lower level says nothing about an end: where one is the last, the answer is empty.
+    """
     try:
         with log.open("rb") as file:
             size = file.seek(0, 2)
@@ -30,9 +33,17 @@ def last_words(log: Path, since_bytes: int = 0) -> str:
         return ""
     lines = [line for line in text.splitlines() if line.strip()]
     said = (words for line in reversed(lines) if (words := _error_line(line)))
-    found = next(said, "") or (lines[-1] if lines else "")
+    found = next(said, "") or (lines[-1] if lines and not _is_event(lines[-1]) else "")
     found = " ".join(found.split())
     return found if len(found) <= WORDS_MAX else found[: WORDS_MAX - 3] + "..."
+
+
+def _is_event(line: str) -> bool:
+    """Whether the line is one of a structured log."""
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _error_line(line: str) -> str:

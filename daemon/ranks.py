@@ -257,7 +257,7 @@ class RankSupervisor:
         """What a rank said last in this life, and where the rest of it is."""
         log = self._log_path(rank)
         words = last_words(log, self._log_starts[rank])
-        return f"it said last: {words}; its log is {log}" if words else f"it said nothing; its log is {log}"
+        return f"it said last: {words}; its log is {log}" if words else f"it named no error; its log is {log}"
 
     async def _watch_silence(self) -> None:
         checked = trio.current_time()

@@ -23,6 +23,7 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\
         ("  | allocator.errors.SomeError: in a group\n  +----------\n", "allocator.errors.SomeError: in a group"),
         ("Killed by something\n\n", "Killed by something"),
         (json.dumps({"level": "error", "event": "fault", "exception": TRACE}), "fault: ValueError: bad thing"),
+        (f"{INFO}\n", ""),
         ("{broken\n", "{broken"),
         ("[1]\n", "[1]"),
     ],
