@@ -165,8 +165,13 @@ def main(argv: list[str] | None = None) -> int:
         bands_of(options.bands)
     except ValueError as error:
         parser.error(str(error))
+    counts = options.running.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in counts):
+        parser.error(f"--running {options.running!r}: whole numbers above 0, comma-separated")
+    if options.steps < 1:
+        parser.error(f"--steps {options.steps} must be at least 1")
     rows = []
-    for running in (int(part) for part in options.running.split(",")):
+    for running in map(int, counts):
         with tempfile.TemporaryDirectory(prefix="bandmaster-bench-") as directory:
             rows.append(measure(running, options.steps, Path(directory), options.bands))
     if options.json:

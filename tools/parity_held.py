@@ -43,7 +43,6 @@ INTERVAL = 256
 CHUNK = 512
 LENGTH_MAX = 8192
 GOAL = 1.05
-WIDTH = 140  # of the table, also in a pipe
 
 
 class Held(NamedTuple):
@@ -214,4 +213,5 @@ def _show(rows: list[dict[str, Any]]) -> None:
         units = "/".join(map(str, row["units"]))
         ratio, same = f"{row['ratio']:.3f}", "yes" if row["as_planned"] else "no"
         table.add_row(row["model"], str(row["tokens"]), units, *sizes, ratio, same, *beside)
-    Console(width=WIDTH).print(table)
+    wide = Console(width=1000)  # also in a pipe: nothing is cut, however long a name is
+    Console(width=wide.measure(table).maximum).print(table)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from tests.tidy.source import ROOT
-from tools import bench, bench_serve, check, cli
+from tools import bench, bench_core, bench_idle, bench_serve, check, cli, parity_held, replay
 
 
 def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +38,44 @@ def test_concurrencies_must_be_positive(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         bench_serve.concurrencies(text)
     assert bench_serve.concurrencies("1,16") == [1, 16]
+
+
+@pytest.mark.parametrize(
+    ("main", "argv", "why"),
+    [
+        (bench_core.main, ["--bands", "full,windw:64"], "'full,windw:64'"),
+        (bench_core.main, ["--bands", ""], "--bands ''"),
+        (bench_core.main, ["--running", "x"], "'x'"),
+        (bench_core.main, ["--running", "4,0"], "'4,0'"),
+        (bench_core.main, ["--steps", "0"], "--steps 0"),
+        (bench_idle.main, ["--seconds", "-1"], "--seconds -1"),
+        (replay.main, ["until", "0", "nowhere"], "'0' is no record"),
+        (replay.main, ["until", "-5", "nowhere"], "'-5' is no record"),
+    ],
+)
+def test_numbers_out_of_range_are_bad_usage(
+    main: Callable[[list[str]], int], argv: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one line that names the value, before anything is started."""
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    assert why in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_tables_of_held_bytes_are_whole_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """Long names and thirteen digits are printed uncut where no terminal says how wide it is."""
+    numbers = {"held_bytes": 1234567890123, "needed_bytes": 1234567890122, "checkpoint_bytes": 98765432109}
+    row = {"model": "qwen3_next-with-a-long-name", "tokens": 131072, "units": [8192, 1024, 1], "ratio": 1.0}
+    parity_held._show([row | numbers | {"tail_bytes": 123456789012, "as_planned": True}])
+    shown = capsys.readouterr().out
+    for cell in (
+        "qwen3_next-with-a-long-name",
+        "1,234,567,890,123",
+        "98,765,432,109",
+        "123,456,789,012",
+        "8192/1024/1",
+    ):
+        assert cell in shown
 
 
 def test_help_is_light() -> None:
