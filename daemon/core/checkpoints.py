@@ -93,7 +93,8 @@ def _give(core: CoreState, request: Request, kept: Keep) -> bool:
         if fresh is None:
             return False
         tokens = caching.sequence_of(core, request, kept.position)
-        assert caching.give(core, request, tokens, int(rows.slots[row, 1])), "the cache lacked this state"
+        given = caching.give(core, request, tokens, int(rows.slots[row, 1]))
+        assert given, "the cache lacked this state"
         rows.slots[row, 1] = fresh
     rows.floor[row] = NO_FLOOR
     return True
