@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import sys
@@ -144,14 +145,14 @@ def all_rounds(sides: list[Side], options: argparse.Namespace) -> list[dict[str,
     """Every round in turn; one row for each load, concurrency and side."""
     found: dict[Key, list[dict[str, Any]]] = {}
     shapes = [Shape.parse(text) for text in options.load]
-    for turn in range(options.rounds):
-        for shape in shapes:
-            for concurrency in concurrencies(options.concurrency):
-                requests = options.requests or max(8, options.per_stream * concurrency)
-                for side in sides:
-                    if concurrency in side.concurrencies(concurrencies(options.concurrency)):
-                        row = side.measure(shape, concurrency, requests, turn)
-                        found.setdefault(Key(shape, concurrency, side.name), []).append(row)
+    asked = concurrencies(options.concurrency)
+    turns = itertools.product(range(options.rounds), shapes, asked)
+    for series, (_, shape, concurrency) in enumerate(turns):
+        requests = options.requests or max(8, options.per_stream * concurrency)
+        for side in sides:
+            if concurrency in side.concurrencies(asked):
+                row = side.measure(shape, concurrency, requests, series)
+                found.setdefault(Key(shape, concurrency, side.name), []).append(row)
     merged = [
         {"load": str(key.load), "side": key.side, **middle(rows), "concurrency": key.concurrency}
         for key, rows in found.items()

@@ -1,7 +1,7 @@
 """The sides that `bandmaster bench serve` measures in turns: servers, `transformers`, and the bare products.
 
 Owns one measurement of one side. Must never start or stop a server. Invariant: every side gets the same prompts, those
-of its round: no prompt is sent twice to a server, but for the tokens that the load says are shared.
+of its series: no prompt is sent twice to a server (its cache would answer), but for the tokens that a load shares.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tools.http_load import Load, percentile, run_load, summary
 from tools.own_server import ServerFailed
 from tools.reference import Reference
 
-WARM_UP_INDEX = 1_000_000  # prompts of the warm-up are never those of a measured request
-ROUND_STRIDE = 10_000
+WARM_UP_INDEX = -1  # prompts of the warm-up are never those of a measured request
+SERIES_STRIDE = 1_000_000  # more than the requests of one series
 REFERENCE_REQUESTS = 4  # of the single stream
 
 
@@ -62,8 +62,8 @@ class Side(Protocol):
     def concurrencies(self, asked: list[int]) -> list[int]:
         """Those of the asked ones that it is measured at."""
 
-    def measure(self, shape: Shape, concurrency: int, requests: int, turn: int) -> dict[str, Any]:
-        """One row."""
+    def measure(self, shape: Shape, concurrency: int, requests: int, series: int) -> dict[str, Any]:
+        """One row; another `series` has other prompts."""
 
 
 @contextlib.contextmanager
@@ -87,14 +87,14 @@ class ServerSide:
         """All."""
         return asked
 
-    def measure(self, shape: Shape, concurrency: int, requests: int, turn: int) -> dict[str, Any]:
+    def measure(self, shape: Shape, concurrency: int, requests: int, series: int) -> dict[str, Any]:
         """A warm-up request (which leaves the shared prefix in a cache), then `requests` at this concurrency."""
         load = shape.of(self._load)
         warm = replace(load, output_tokens=min(load.output_tokens, 4))
-        _, warmed = trio.run(run_load, warm, [WARM_UP_INDEX + turn], 1)
+        _, warmed = trio.run(run_load, warm, [WARM_UP_INDEX - series], 1)
         if warmed[0].error:
             raise ServerFailed(f"the first request to {self.name} failed: {warmed[0].error}")
-        indices = range(turn * ROUND_STRIDE, turn * ROUND_STRIDE + requests)
+        indices = range(series * SERIES_STRIDE, series * SERIES_STRIDE + requests)
         with progress_bar(self._quiet, requests, f"{self.name} {shape} x{concurrency}") as advance:
             wall_s, results = trio.run(run_load, load, indices, concurrency, advance)
         row = summary(wall_s, results, concurrency)
@@ -117,12 +117,12 @@ class ReferenceSide:
         """The smallest: it is one stream."""
         return [min(asked)]
 
-    def measure(self, shape: Shape, concurrency: int, requests: int, turn: int) -> dict[str, Any]:
-        """The round's first prompts, one after the other."""
+    def measure(self, shape: Shape, concurrency: int, requests: int, series: int) -> dict[str, Any]:
+        """The first prompts of the series, one after the other."""
         load, took_s = shape.of(self._load), []
         count = min(requests, REFERENCE_REQUESTS)
         with progress_bar(self._quiet, count, self.name) as advance:
-            for index in range(turn * ROUND_STRIDE, turn * ROUND_STRIDE + count):
+            for index in range(series * SERIES_STRIDE, series * SERIES_STRIDE + count):
                 began = time.monotonic()
                 self._reference.generate(load.prompt(index), load.output_tokens, stop_at_eos=False)
                 took_s.append(time.monotonic() - began)
@@ -154,7 +154,7 @@ class FloorSide:
         """All."""
         return asked
 
-    def measure(self, shape: Shape, concurrency: int, requests: int, turn: int) -> dict[str, Any]:
+    def measure(self, shape: Shape, concurrency: int, requests: int, series: int) -> dict[str, Any]:
         """The products of one request on every stream; the median of three passes."""
         self._floor.prepare(concurrency, shape.own)
         took_s = [self._floor.load_seconds(concurrency, shape.own, shape.output) for _ in range(3)]

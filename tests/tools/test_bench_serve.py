@@ -88,7 +88,7 @@ def test_sides_are_compared_round_by_round() -> None:
 
 
 def test_turns_go_through_every_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each round measures load after load, concurrency after concurrency, side after side, with its own prompts."""
+    """Each round measures load after load, concurrency after concurrency, side after side; prompts never come again."""
     seen: list[tuple[str, str, int, int]] = []
 
     class Fake:
@@ -99,16 +99,17 @@ def test_turns_go_through_every_side(monkeypatch: pytest.MonkeyPatch) -> None:
         def concurrencies(self, asked: list[int]) -> list[int]:
             return [count for count in asked if count in self._only]
 
-        def measure(self, shape: Shape, concurrency: int, requests: int, turn: int) -> dict[str, Any]:
-            seen.append((self.name, str(shape), concurrency, turn))
+        def measure(self, shape: Shape, concurrency: int, requests: int, series: int) -> dict[str, Any]:
+            seen.append((self.name, str(shape), concurrency, series))
             return {"output_tok_s": 1.0, "errors": 0, "requests": requests}
 
     options = bench_serve.parser().parse_args(["--concurrency", "1,2", "--load", "4/2", "8+4/2", "--rounds", "2"])
     rows = all_rounds([Fake(OWN, [1, 2]), Fake("one", [1])], options)
     once = [(OWN, 1), ("one", 1), (OWN, 2)]
-    assert seen == [
-        (side, load, concurrency, turn) for turn in range(2) for load in ("4/2", "8+4/2") for side, concurrency in once
-    ]
+    places = [(load, side, concurrency) for load in ("4/2", "8+4/2") for side, concurrency in once]
+    assert [(load, side, concurrency) for side, load, concurrency, _ in seen] == places * 2
+    series = [number for *_, number in seen]
+    assert series == [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7], "sides share a series' prompts, no two series do"
     assert [(row["load"], row["side"], row["concurrency"]) for row in rows] == [
         (load, side, concurrency) for load in ("4/2", "8+4/2") for side, concurrency in once
     ]
