@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import sys
 
-import triton
-
 from kernels import state_conv_triton, state_delta_triton, state_mamba2_triton
 from kernels.state_mamba2_triton import PRECISION
-from tests.kernels.compiled import TARGETS, Kernel, source_of, usage
+from tests.kernels.compiled import Kernel, compile_all
 
 CONV: dict[str, object] = {"TAPS": 4, "BIAS": True, "SILU": True, "BLOCK": state_conv_triton.CHANNELS}
 SCAN: dict[str, object] = {"SIZE": 16, "DIM": 64, "WIDTH": 128, "DIM_BLOCK": state_mamba2_triton.DIMS}
@@ -53,15 +51,5 @@ KERNELS = {
 }
 
 
-def main() -> int:
-    """Compile everything for every target."""
-    for name, kernel in KERNELS.items():
-        for target_name, target in TARGETS.items():
-            compiled = triton.compile(source_of(kernel), target=target, options={"num_warps": 4})
-            registers, stack, local = usage(compiled.asm["cubin"])
-            print(f"{name} {target_name} registers {registers} stack {stack} local {local}", flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(compile_all(KERNELS))
