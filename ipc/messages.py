@@ -66,7 +66,8 @@ class Generate(msgspec.Struct, tag=True, array_like=True):
     `stop_ids` (int64 column) end a choice once it has `min_tokens` output tokens; `max_tokens` None means as many as
     fit. `clip` allows the output to be cut to what memory and the model's length can hold. `deadline_ms` counts from
     arrival, 0 is none. A higher `priority` is served earlier. `namespace` says who may share cached prefixes with whom:
-    empty, or a kind and a value, like `salt:VALUE`, so that keys of different kinds are never equal.
+    empty, or a kind and a value, like `salt:VALUE`: keys of different kinds are never equal. `store` False: what
+    it computes is not kept for later requests. `pin_ms`: what it leaves in the cache stays at least so long; 0 is none.
     """
 
     id: str
@@ -80,6 +81,8 @@ class Generate(msgspec.Struct, tag=True, array_like=True):
     deadline_ms: int = 0
     clip: bool = False
     namespace: str = ""
+    store: bool = True
+    pin_ms: int = 0
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):

@@ -30,6 +30,16 @@ class CoreConfig(msgspec.Struct, frozen=True):
     enable_prefix_caching: bool = True
     checkpoint_interval: int = 256  # tokens between checkpoints of recurrent state; a multiple of `page_size`
     state_cache: str = "extra_buffer"  # or "no_buffer": state is cached at a sequence's end only, `page_size` 1
+    eviction_policy: str = "value"  # or lru, lfu, fifo, priority: what of the prefix cache goes first
+    checkpoint_policy: str = "likely"  # or "grid": every grid point that a prompt reaches is given to the cache
+    checkpoint_mark_tokens: int = 4096  # a prompt seen first gives a checkpoint about every so many tokens; 0: none
+    cache_quota_ppm: int = 1_000_000  # most of the arena that cached units of one namespace may take
+    cache_quotas: dict[str, int] = {}  # the same by name of the namespace, in parts per million
+    pinned_max_ppm: int = 250_000  # most of the arena that pinned prefixes may take together
+    priority_preemption: bool = False  # a waiting request may retract running ones of lower priority
+    fair_quantum_tokens: int = 4096  # what a namespace may take in its turn under the policy "fair"
+    overtaken_max: int = 4096  # a waiting request is overtaken by at most so many later ones, whatever the policy
+    deadline_check: bool = True  # refuse a request at once whose deadline cannot be met
 
 
 def state_cache_problem(config: CoreConfig) -> str:
