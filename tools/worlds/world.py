@@ -1,0 +1,352 @@
+"""A simulated world for the core: one rank that checks every step, one front end that checks every message.
+
+Owns the loop between them, as an engine would have it, and the books of every client. Must never decide anything for
+the core: it feeds inputs and compares. The rank's tokens are a pure function of seed, choice, position and history, so
+what a client must receive is known beforehand whatever was batched, retracted or aborted in between. `watchers` see
+every input and what came of it: the checks of `tools.worlds.checks` and the log of scenarios hang there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from allocator.checks import STRICT, Checks
+from allocator.columns import i64, pack_i64
+from daemon.core import inputs
+from daemon.core.limits import CoreConfig
+from daemon.core.outputs import Decided, Outputs
+from daemon.core.scheduler import SchedulerCore
+from ipc.messages import (
+    Accepted,
+    Finished,
+    Generate,
+    ModelFacts,
+    Refused,
+    Sampling,
+    Step,
+)
+from tools.worlds.rank_double import FULL_ONLY, RankDouble, Shape, geometry, next_token
+
+NEUTRAL = Sampling(temperature=0.0)
+
+
+def facts(vocab_size: int = 97, max_model_len: int = 512) -> ModelFacts:
+    """A small model."""
+    return ModelFacts("toy", "toy", vocab_size, max_model_len, "float32")
+
+
+def expected_output(generate: Generate, accepted: Accepted, choice: int, vocab_size: int) -> tuple[list[int], str]:
+    """What one choice must produce when nothing cuts it short, and the reason it ends with."""
+    history = i64(generate.prompt).tolist()
+    stops = frozenset(i64(generate.stop_ids).tolist())
+    output: list[int] = []
+    while len(output) < accepted.max_tokens:
+        banned = stops if len(output) < generate.min_tokens else frozenset[int]()
+        token = next_token(accepted.seed, choice, history, vocab_size, banned)
+        history.append(token)
+        output.append(token)
+        if token in stops and len(output) > generate.min_tokens:
+            return output, "stop"
+    return output, "length"
+
+
+@dataclass
+class Client:
+    """What one request's front end was told, per choice."""
+
+    generate: Generate
+    accepted: Accepted
+    frontend: str
+    tokens: dict[int, list[int]]
+    logprobs: dict[int, list[int]]
+    prompt_logprobs: dict[int, list[int]]
+    finished: dict[int, Finished] = field(default_factory=dict)
+
+
+class World:
+    """The core, its rank and its front ends; every input passes `feed`, every output is checked there."""
+
+    def __init__(
+        self,
+        config: CoreConfig | None = None,
+        pages: int = 64,
+        model: ModelFacts | None = None,
+        begin: bool = True,
+        shape: Shape = FULL_ONLY,
+        caching: bool | None = None,
+    ) -> None:
+        self.config = config or CoreConfig(page_size=4, max_running_requests=4, max_batched_tokens=32)
+        if caching is not None:
+            self.config = msgspec.structs.replace(self.config, enable_prefix_caching=caching)
+        self.core = SchedulerCore(self.config, Checks(STRICT))
+        self.pages, self.shape, self.facts = pages, shape, model or facts()
+        self.now_ns = 1_000_000_000
+        self.epoch = 0
+        self.decisions: list[Decided] = []
+        self.refusals: list[Refused] = []
+        self.clients: dict[tuple[str, str], Client] = {}
+        self.by_request: dict[int, tuple[Client, int]] = {}
+        self.inputs: list[inputs.Input] = []
+        self.log = bytearray()  # canonical bytes of every step and decision
+        self.processed = 0
+        self.steps: list[Step] = []
+        self.wants_tick = False
+        self.due_ns: int | None = None
+        self.rank: RankDouble | None = None
+        self.pending: Generate | None = None
+        self.watchers: list[Callable[[World, inputs.Input, Outputs], None]] = []
+        if begin:
+            self.begin()
+
+    def begin(self) -> None:
+        """A new epoch: fresh ranks."""
+        self.epoch += 1
+        arena = geometry(self.pages, self.config.page_size, self.shape)
+        self.rank = RankDouble(arena, self.config, self.facts, self.epoch)
+        self.processed = 0
+        self.feed(inputs.EpochBegan(self.now_ns, self.epoch, arena, self.facts))
+
+    def feed(self, item: inputs.Input) -> Outputs:
+        """Feed the core and hand its outputs to the doubles."""
+        self.inputs.append(item)
+        out = self.core.feed(item)
+        assert (out.step is None) or isinstance(item, inputs.Ticked), "only a tick emits a step"
+        self.wants_tick, self.due_ns = out.wants_tick, out.due_ns
+        for decision in out.decisions:
+            self.log += msgspec.msgpack.encode(decision)
+            self.decisions.append(decision)
+        self._take_tokens(out)
+        for reply in out.replies:
+            self._take_reply(self.core.frontends[reply.frontend], reply.message)
+        if out.step is not None:
+            self.log += msgspec.msgpack.encode(out.step)
+            self.steps.append(out.step)
+            assert self.rank is not None
+            self.rank.apply(out.step, self.processed)
+        self.check_counts()
+        for watcher in self.watchers:
+            watcher(self, item, out)
+        return out
+
+    def _take_tokens(self, out: Outputs) -> None:
+        if out.tokens is None:
+            return
+        columns = zip(
+            out.tokens.frontends.tolist(), out.tokens.requests.tolist(), out.tokens.tokens.tolist(), strict=True
+        )
+        for frontend, number, token in columns:
+            client, choice = self.by_request[number]
+            assert self.core.frontends[frontend] == client.frontend
+            assert choice not in client.finished, "nothing after the end reaches a client"
+            client.tokens[choice].append(token)
+        for entry in out.tokens.logprobs:
+            client, choice = self.by_request[entry.request]
+            values = np.frombuffer(entry.values.chosen, "<f4").astype(int).tolist()
+            assert choice not in client.finished
+            if entry.prompt_position < 0:
+                client.logprobs[choice] += values
+            else:
+                assert entry.prompt_position == len(client.prompt_logprobs[choice]) + 1, "each position once"
+                client.prompt_logprobs[choice] += values
+
+    def _take_reply(self, frontend: str, message: Accepted | Refused | Finished) -> None:
+        if isinstance(message, Refused):
+            self.refusals.append(message)
+        elif isinstance(message, Accepted):
+            known = self.clients.get((frontend, message.id))
+            if known is not None and known.accepted == message:
+                return
+            assert known is None or len(known.finished) == known.accepted.n, "an id in use is not accepted anew"
+            assert self.pending is not None
+            choices = range(message.n)
+            client = Client(
+                self.pending,
+                message,
+                frontend,
+                {k: [] for k in choices},
+                {k: [] for k in choices},
+                {k: [] for k in choices},
+            )
+            self.clients[frontend, message.id] = client
+            for choice in choices:
+                self.by_request[message.first_request + choice] = (client, choice)
+        else:
+            client, choice = self.by_request[message.request]
+            assert client.finished.setdefault(choice, message) == message, "a choice ends once"
+
+    # --- inputs ----------------------------------------------------------------------------------------------------
+
+    def arrive(self, generate: Generate, frontend: str = "fe", seed: int = 7) -> Outputs:
+        """A request arrives; its `Accepted` or `Refused` is among the outputs."""
+        self.pending = generate
+        return self.feed(inputs.Arrived(self.now_ns, frontend, generate, seed))
+
+    def send(self, id: str, prompt: list[int] | int, max_tokens: int | None = 4, **fields: object) -> Outputs:
+        """Arrive with a prompt given as tokens or as a length."""
+        tokens = [(7 * k + len(id)) % 90 for k in range(prompt)] if isinstance(prompt, int) else prompt
+        fields.setdefault("sampling", NEUTRAL)
+        return self.arrive(Generate(id=id, prompt=pack_i64(tokens), max_tokens=max_tokens, **fields))  # type: ignore[arg-type]
+
+    def abort(self, id: str, frontend: str = "fe", by: str = "client") -> Outputs:
+        """End a request from outside."""
+        return self.feed(inputs.Aborted(self.now_ns, frontend, id, by))
+
+    def tick(self) -> Outputs:
+        """One iteration, a millisecond later."""
+        self.now_ns += 1_000_000
+        return self.feed(inputs.Ticked(self.now_ns))
+
+    def report(self) -> Outputs:
+        """Feed the oldest report that waits."""
+        assert self.rank is not None
+        item = msgspec.structs.replace(self.rank.reports.popleft(), now_ns=self.now_ns)
+        if item.seq in self.rank.launched:
+            self.processed = item.seq
+        return self.feed(item)
+
+    def turn(self) -> bool:
+        """A tick where one is wanted, else the oldest report; False when there is neither."""
+        if self.wants_tick:
+            self.tick()
+        elif self.reports_waiting:
+            self.report()
+        else:
+            return False
+        return True
+
+    def wait(self, ms: int) -> None:
+        """Time passes; an engine would tick when it reaches what the core asked to be woken for."""
+        self.now_ns += ms * 1_000_000
+        if self.due_ns is not None and self.due_ns <= self.now_ns:
+            self.feed(inputs.Ticked(self.now_ns))
+
+    @property
+    def reports_waiting(self) -> int:
+        """Steps launched and not reported."""
+        return len(self.rank.reports) if self.rank is not None else 0
+
+    def run(self, limit: int = 10_000) -> None:
+        """Tick and report, as an engine would, until nothing wants either."""
+        for _ in range(limit):
+            if not self.turn():
+                return
+        raise AssertionError("the world does not come to rest")
+
+    def replayed(self) -> tuple[bytes, SchedulerCore]:
+        """What a fresh core makes of the recorded inputs, as the journal would carry them: the log and the core."""
+        core, log = SchedulerCore(self.config, Checks(STRICT)), bytearray()
+        for item in self.inputs:
+            out = core.feed(msgspec.msgpack.decode(msgspec.msgpack.encode(item), type=type(item)))
+            for decision in out.decisions:
+                log += msgspec.msgpack.encode(decision)
+            if out.step is not None:
+                log += msgspec.msgpack.encode(out.step)
+        return bytes(log), core
+
+    # --- checks ----------------------------------------------------------------------------------------------------
+
+    def knows(self, frontend: str, id: str) -> bool:
+        """Whether the core keeps this id: live, or ended and not acknowledged."""
+        return self.core._state.group_of(frontend, id) is not None
+
+    def verdicts(self, verdict: str) -> list[Decided]:
+        """All decisions of one verdict so far."""
+        return [decision for decision in self.decisions if decision.verdict == verdict]
+
+    def finished(self, id: str, choice: int = 0, frontend: str = "fe") -> Finished:
+        """The terminal message of a choice."""
+        return self.clients[frontend, id].finished[choice]
+
+    def output(self, id: str, choice: int = 0, frontend: str = "fe") -> list[int]:
+        """The output tokens that a choice's client received."""
+        return self.clients[frontend, id].tokens[choice]
+
+    def expected(self, id: str, choice: int = 0, frontend: str = "fe") -> tuple[list[int], str]:
+        """What the choice must produce when nothing cuts it short, and why it ends."""
+        client = self.clients[frontend, id]
+        return expected_output(client.generate, client.accepted, choice, self.facts.vocab_size)
+
+    def check_counts(self) -> None:
+        """Conservation of requests, after every input."""
+        g = self.core.gauges()
+        assert g["received_total"] == g["refused_total"] + g["accepted_total"]
+        assert g["accepted_total"] == g["finished_total"] + g["aborted_total"] + g["failed_total"] + g["live"]
+        assert g["live"] == g["waiting"] + g["running"] + g["prefilling"]
+        assert g["running"] + g["prefilling"] <= self.config.max_running_requests
+        assert min(g.values()) >= 0
+
+    def check_owners(self) -> None:
+        """Every live unit has one owner, a row or the cache; the cache's own books are right for the rows' locks."""
+        core = self.core._state
+        if core.memory is None:
+            return
+        owned = [owner for owner in core.rows.owners if owner is not None]
+        cache = core.memory.cache
+        held = [[len(ids) for ids in core.rows.held(owner.row)] for owner in owned]
+        held.append(list(cache.held()) if cache is not None else [0] * len(core.memory.none))
+        assert tuple(map(sum, zip(*held, strict=True))) == core.memory.live_units()
+        if cache is not None:
+            cache.check([owner.lock for owner in owned if owner.lock is not None])
+            for owner in owned:
+                assert owner.lock is not None
+                assert owner.lock.pages == core.rows.shared[owner.row], "what a row shares it locks"
+
+    def check_rest(self, refused: bool = False) -> None:
+        """At rest nothing is held, and every accepted choice has ended exactly once with what it must have produced.
+
+        None ends for want of memory that would fit the empty arena, unless a test made memory refuse it (`refused`).
+        """
+        self.check_all_free()
+        self.check_ends()
+        for client, choice in self.by_request.values():
+            self.check_client(client, choice)
+        if not refused:
+            self.check_memory_ends()
+
+    def check_all_free(self) -> None:
+        """At rest nobody holds anything but the cache, and after a flush nothing is held at all."""
+        assert self.core.gauges()["live"] == 0, "every accepted choice has ended"
+        assert self.core.gauges()["in_flight"] == 0
+        assert self.rank is not None
+        memory = self.core._state.memory
+        assert memory is not None
+        self.check_owners()
+        if memory.cache is not None:
+            assert memory.cache.held() == tuple(len(ids) for ids in self.rank.live), "only the cache holds units"
+            self.feed(inputs.Controlled(self.now_ns, "flush_cache"))
+            self.run()
+        assert not any(self.rank.live), "every unit came back"
+        self.rank.mirror.check_idle()
+
+    def check_ends(self) -> None:
+        """One terminal decision and one terminal message per accepted choice."""
+        ended = [decision.request for decision in self.verdicts("ended")]
+        assert len(set(ended)) == len(ended), "one terminal decision per choice"
+        assert set(ended) == set(self.by_request), "every accepted choice has ended, and no other"
+        assert all(choice in client.finished for client, choice in self.by_request.values())
+
+    def check_memory_ends(self) -> None:
+        """What fits the empty arena is served: it does not end for want of memory."""
+        memory = self.core._state.memory
+        assert memory is not None
+        for client, choice in self.by_request.values():
+            if client.finished[choice].reason in ("memory", "unschedulable"):
+                most = len(i64(client.generate.prompt)) + max(client.accepted.max_tokens - 1, 0)
+                assert memory.never_fits(memory.ceiling(most)) is not None, "what fits the empty arena is served"
+
+    def check_client(self, client: Client, choice: int) -> None:
+        """The client was told exactly the tokens of a lone run, or, when cut short, the first of them."""
+        finished, tokens = client.finished[choice], client.tokens[choice]
+        whole, reason = expected_output(client.generate, client.accepted, choice, self.facts.vocab_size)
+        assert tokens == whole[: len(tokens)], "the tokens are those of a lone run"
+        assert finished.output_tokens <= len(tokens)
+        if finished.reason == "length" or (finished.reason == "stop" and finished.detail.startswith("stop token")):
+            assert (tokens, finished.reason, finished.output_tokens) == (whole, reason, len(whole))
+        if client.generate.sampling.logprobs >= 0:
+            assert client.logprobs[choice] == tokens, "one log probability per token"
+        if client.generate.sampling.prompt_logprobs >= 0 and finished.reason in ("length", "stop") and tokens:
+            assert client.prompt_logprobs[choice] == i64(client.generate.prompt).tolist()[1:]
