@@ -78,12 +78,14 @@ def seed_tokens(seeds: Int64s, positions: Int64s) -> Int64s:
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """One request and what became of it; times in nanoseconds, -1: it never came to that.
+    """One request and what became of it; times in nanoseconds, -1: it never came to that. Its prompt is not kept.
 
-    Of several choices `finished` is the last one's to end; the times are those of the first.
+    Of several choices `finished` is the last one's to end, and the other times are the first one's.
     """
 
-    generate: Generate
+    id: str
+    n: int
+    prompt_tokens: int
     arrived_ns: int
     accepted: Accepted | None = None
     refused: Refused | None = None
@@ -156,7 +158,7 @@ class Engine:
         """A request arrives now. `seed` (the next number by default) is used where it names none."""
         if generate.id in self.sent:
             raise ValueError(f"id {generate.id!r} was submitted before; every request needs its own")
-        sent = Sent(generate, self.now_ns)
+        sent = Sent(generate.id, generate.n, len(generate.prompt) // 8, self.now_ns)
         self.sent[generate.id] = sent
         self.feed(inputs.Arrived(self.now_ns, FRONTEND, generate, len(self.sent) if seed is None else seed))
         answer = sent.accepted or sent.refused
@@ -370,8 +372,7 @@ class Engine:
 
     def _choices(self, sent: Sent) -> int:
         """For how many choices the core counts this arrival, whatever became of it."""
-        n = sent.generate.n
-        return n if 1 <= n <= self.config.n_max else 1
+        return sent.n if 1 <= sent.n <= self.config.n_max else 1
 
     def _check_not_stuck(self) -> None:
         if self.state.live:
