@@ -53,8 +53,7 @@ class Answers:
         """JSON: the core's view with ages, health, and what is connected."""
         daemon = self._daemon
         now_ns = daemon.clock.now_ns()
-        view = daemon.core.view()
-        view["requests"] = [daemon.core.request_view(entry["request"], now_ns) for entry in view["requests"]]
+        view = daemon.core.view(now_ns)
         return True, _json(
             {
                 "life": daemon.life,

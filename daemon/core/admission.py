@@ -24,13 +24,13 @@ from typing import NamedTuple
 from allocator.capacity import CapacityRefusal, Demand
 from allocator.columns import Int32s
 from allocator.demand import joint
-from daemon.core import caching
+from daemon.core import caching, passes
 from daemon.core.caching import Hit
 from daemon.core.checkpoints import cut
 from daemon.core.endings import end
 from daemon.core.memory import larger, minus, plus, smaller
-from daemon.core.outputs import Decided, Outputs
-from daemon.core.reasons import EndReason, Verdict
+from daemon.core.outputs import Outputs
+from daemon.core.reasons import EndReason
 from daemon.core.requests import Request
 from daemon.core.rows import Batch, Rows
 from daemon.core.state import CoreState
@@ -134,17 +134,18 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
     if not len(core.queue):
         return
     if plan.budget_tokens <= 0:
-        _waits(core.queue.first(1)[0], "budget", {"limit": core.config.max_batched_tokens}, now_ns, out)
+        passes.skip(core, core.queue.first(1)[0], "budget", {"limit": core.config.max_batched_tokens}, now_ns, out)
         return
     if core.throttled_steps and core.holding:
-        _waits(core.queue.first(1)[0], "throttled", {"steps": core.throttled_steps}, now_ns, out)
+        passes.skip(core, core.queue.first(1)[0], "throttled", {"steps": core.throttled_steps}, now_ns, out)
         return
     budget, passed_over = _open_budget(core, plan), 0
     for request in core.queue.first(LOOKAHEAD):
         if plan.budget_tokens <= 0:
+            passes.skip(core, request, "budget", {"limit": core.config.max_batched_tokens}, now_ns, out)
             return
         if plan.new_rows >= core.rows.free_count:
-            _waits(request, "rows", {"limit": core.rows.capacity}, now_ns, out)
+            passes.skip(core, request, "rows", {"limit": core.rows.capacity}, now_ns, out)
             return
         # Without a hit it is told from its length alone; of those that only a hit could help, few are looked up.
         chunk = _chunk(core, request, None, plan)
@@ -153,7 +154,7 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
             chunk = _chunk(core, request, match, plan)
         if not chunk.last and plan.partial:
             passed_over += 1
-            _waits(request, "resident", {"prompt_tokens": request.sequence_tokens}, now_ns, out)
+            passes.skip(core, request, "resident", {"prompt_tokens": request.sequence_tokens}, now_ns, out)
             continue
         chunk.hit = caching.hold(core, request, match)
         refusal = _refusal(core, chunk, budget, plan)
@@ -168,7 +169,7 @@ def admit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
             continue
         caching.drop(core, chunk.hit)
         if not _alone(core, plan):
-            _waits(request, *refusal[:2], now_ns, out)
+            passes.skip(core, request, *refusal[:2], now_ns, out)
             return
         detail = f"nothing holds memory and still: {refusal.text}"
         end(core, request, EndReason.UNSCHEDULABLE, detail, now_ns, out)
@@ -283,10 +284,3 @@ def _plan_new(core: CoreState, chunk: Chunk, budget: PrefillBudget, plan: StepPl
     after = plus(found, memory.demand(chunk.pages, chunk.slots))
     budget.longest = plus(budget.longest, larger(request.steady, prompt))
     budget.rest = minus(larger(prompt, after), after)
-
-
-def _waits(request: Request, reason: str, numbers: dict[str, int], now_ns: int, out: Outputs) -> None:
-    """Say once per change of reason why the request was passed over."""
-    if request.last_wait != reason:
-        request.last_wait = reason
-        out.decisions.append(Decided(now_ns, Verdict.WAITS, request.number, reason, numbers))

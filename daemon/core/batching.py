@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from allocator.columns import Int32s, pack_i32
-from daemon.core import caching, checkpoints, pressure
+from daemon.core import caching, checkpoints, passes, pressure
 from daemon.core.admission import Chunk, StepPlan, admit
 from daemon.core.memory import plus
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict
-from daemon.core.requests import Event, Request
+from daemon.core.requests import Event, Request, State
 from daemon.core.retirement import retire
 from daemon.core.rows import Rows
 from daemon.core.state import NOBODY, CoreState, Flight
@@ -58,6 +58,7 @@ class Columns:
 def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     """The next step with a forward, or None when no token can be scheduled now."""
     assert core.memory is not None, "only an epoch schedules"
+    passes.begin(core)
     checkpoints.keep(core)
     retire(core)
     with core.memory.deciding():
@@ -66,7 +67,11 @@ def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
         assert budget >= 0, "running rows never pass the token budget"
         plan = StepPlan(batch, starts, needy, budget, len(needy), core.resident is not None)
         pressure.plan_resident(core, plan, now_ns, out)
-        admit(core, plan, now_ns, out)
+        if not pressure.parks(core):
+            admit(core, plan, now_ns, out)
+        elif len(core.queue):
+            parked = {"requests": core.counts[State.PARKED_ROW] + core.counts[State.PARKED_CHUNK]}
+            passes.skip(core, core.queue.first(1)[0], "parked", parked, now_ns, out)
     if not len(plan.batch) and not plan.chunks:
         return None
     pressure.relax(core)
@@ -151,6 +156,7 @@ def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns
     rows.grid_at[row] = checkpoints.next_grid(core.memory.checkpoint_interval, end)
     columns.chunks.append((row, generation, end))
     core.totals.prompt_tokens += chunk.count
+    core.totals.recomputed_tokens += max(0, min(end, request.reached_tokens) - chunk.start)
     columns.rows.append(row)
     columns.generations.append(generation)
     columns.starts.append(chunk.start)

@@ -80,6 +80,7 @@ def _orders(core: CoreState) -> list[Any]:
         [request.number for request in core.queue],
         core.resident.number if core.resident is not None else 0,
         [request.number for request in core.parked_rows],
+        sorted(core.relief.items()),
         [[row, *dataclasses.astuple(kept)] for row, kept in core.keeps.items()],
         sorted(core.changed.items()),
         list(core.ended_groups),
@@ -120,6 +121,7 @@ def _request(request: Request) -> list[Any]:
         request.matched_tokens,
         request.hit_cut,
         request.retractions,
+        request.reached_tokens,
         request.prompt_logprobs_next,
         request.last_wait,
     ]

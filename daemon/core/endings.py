@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from allocator.capacity import Demand
 from daemon.core import caching
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import EndReason, Verdict
@@ -67,13 +68,13 @@ def end(
     out.replies.append(Reply(group.frontend, finished))
 
 
-def leave(core: CoreState, request: Request) -> int:
-    """Take a live request out of the queue or off its row; returns the pages it gave back."""
+def leave(core: CoreState, request: Request) -> Demand:
+    """Take a live request out of the queue or off its row; returns the units of each band that it gave back."""
     core.blocked = False
     core.busy = True
     if request.state in (State.WAITING, State.RETRACTED):
         core.queue.remove(request)
-        return 0
+        return ()
     caching.leave(core, request)
     return core.release_row(request)
 

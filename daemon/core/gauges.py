@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from daemon.core.memory import Memory
+from daemon.core.passes import places, waits_for
 from daemon.core.requests import Request, State
 from daemon.core.state import CoreState
 
@@ -55,11 +56,15 @@ def _cache(memory: Memory) -> dict[str, int]:
 def request_view(core: CoreState, number: int, now_ns: int | None = None) -> dict[str, Any] | None:
     """Stage, age and holdings of one live request, and what it waits for; None when it is not live."""
     request = core.requests.get(number)
-    return None if request is None else _describe(core, request, now_ns)
+    return None if request is None else _describe(core, request, now_ns, places(core).get(number, 0))
 
 
-def view(core: CoreState) -> dict[str, Any]:
-    """The whole state as plain values, requests by number."""
+def view(core: CoreState, now_ns: int | None = None) -> dict[str, Any]:
+    """The whole state as plain values, requests by number; their ages are 0 without a time."""
+    ahead = places(core)
+    requests = [
+        _describe(core, core.requests[number], now_ns, ahead.get(number, 0)) for number in sorted(core.requests)
+    ]
     return {
         "epoch": core.epoch,
         "seq": core.seq,
@@ -69,18 +74,20 @@ def view(core: CoreState) -> dict[str, Any]:
         "frontends": sorted(core.frontend_index),
         "queue": [request.number for request in core.queue],
         "resident": core.resident.number if core.resident is not None else 0,
-        "requests": [_describe(core, core.requests[number], None) for number in sorted(core.requests)],
+        "requests": requests,
         "known_ids": len(core.groups),
         "share_ppm": core.share_ppm,
         "throttled_steps": core.throttled_steps,
+        "relief": {kind: [told.reason, told.numbers] for kind, told in sorted(core.relief.items())},
         "degraded": core.degraded,
         "gauges": gauges(core),
     }
 
 
-def _describe(core: CoreState, request: Request, now_ns: int | None) -> dict[str, Any]:
+def _describe(core: CoreState, request: Request, now_ns: int | None, ahead: int) -> dict[str, Any]:
     row, rows = request.row, core.rows
     on_row = row >= 0
+    reason, numbers = waits_for(core, request, ahead)
     return {
         "request": request.number,
         "id": request.group.id,
@@ -100,7 +107,8 @@ def _describe(core: CoreState, request: Request, now_ns: int | None) -> dict[str
         "cached_tokens": request.cached_tokens,
         "hit_cut": request.hit_cut,
         "retractions": request.retractions,
-        "waits_for": request.last_wait,
+        "waits_for": reason,
+        "waits_numbers": numbers,
     }
 
 

@@ -53,6 +53,8 @@ class Verdict(StrEnum):
     DRAINING = "draining"
     IDLE = "idle"
     FLUSHED = "flushed"
+    RELIEF = "relief"
+    EVICTED = "evicted"
 
 
 END_TEXT: dict[EndReason, str] = {

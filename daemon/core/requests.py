@@ -148,6 +148,7 @@ class Request:
     hit_cut: str = ""  # what ended that hit
     match: Match | None = None  # what the cache knew of its sequence when it was last asked, while it waits
     retractions: int = 0
+    reached_tokens: int = 0  # the most positions that it had scheduled when it was retracted
     prompt_logprobs_next: int = 1  # first prompt position whose log probability was not delivered yet
     last_wait: str = ""
 

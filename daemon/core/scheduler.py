@@ -15,16 +15,18 @@ from typing import Any
 
 from allocator.checks import Checks
 from allocator.errors import InvariantBroken
-from daemon.core import caching, gauges, inputs
+from daemon.core import caching, gauges, inputs, relief
 from daemon.core.arrival import arrive
 from daemon.core.batching import bare_step, form
 from daemon.core.digest import state_digest
 from daemon.core.endings import end, end_all, end_group, forget
 from daemon.core.inputs import Input
 from daemon.core.limits import CoreConfig
+from daemon.core.memory import Memory
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.processing import process
 from daemon.core.reasons import EndReason, Verdict
+from daemon.core.requests import State
 from daemon.core.state import CoreState
 from ipc.messages import Step
 
@@ -73,6 +75,7 @@ class SchedulerCore:
         self._handlers[type(item)](item, out)
         if self._state.memory is not None:
             self._state.memory.settle()
+            self._tell_evicted(self._state.memory, item.now_ns, out)
         out.wants_tick = self._wants_tick()
         out.due_ns = self._due_ns()
         return out
@@ -81,9 +84,9 @@ class SchedulerCore:
         """Counters and gauges by name."""
         return gauges.gauges(self._state)
 
-    def view(self) -> dict[str, Any]:
-        """The whole state as plain values, for people."""
-        return gauges.view(self._state)
+    def view(self, now_ns: int | None = None) -> dict[str, Any]:
+        """The whole state as plain values, for people; with a time the ages of requests too."""
+        return gauges.view(self._state, now_ns)
 
     def request_view(self, request: int, now_ns: int | None = None) -> dict[str, Any] | None:
         """One live request as plain values, or None."""
@@ -92,6 +95,18 @@ class SchedulerCore:
     def state_digest(self) -> bytes:
         """16 bytes over everything that can influence a later decision."""
         return state_digest(self._state)
+
+    def _tell_evicted(self, memory: Memory, now_ns: int, out: Outputs) -> None:
+        """One decision for all that this input took from the prefix cache."""
+        core, evicted = self._state, tuple(memory.evicted.values())
+        if evicted != core.told_evicted:
+            numbers = {
+                f"units_{band.name}": now - told
+                for band, now, told in zip(memory.chain.bands, evicted, core.told_evicted, strict=True)
+                if now > told
+            }
+            core.told_evicted = evicted
+            out.decisions.append(Decided(now_ns, Verdict.EVICTED, 0, "reclaim", numbers))
 
     # --- ends from outside ---------------------------------------------------------------------------------------
 
@@ -251,11 +266,13 @@ class SchedulerCore:
             numbers = {
                 "live": core.live,
                 "waiting": len(core.queue),
+                "parked": core.counts[State.PARKED_CHUNK] + core.counts[State.PARKED_ROW],
                 "live_units": sum(core.memory.live_units()),
                 "capacity_pages": core.memory.capacity_pages,
                 "ticks": core.stalled_ticks,
             }
-            out.decisions.append(Decided(now_ns, Verdict.STALLED, 0, "livelock", numbers))
+            words, last = relief.last_verdicts(core)
+            out.decisions.append(Decided(now_ns, Verdict.STALLED, 0, f"livelock: {words}", numbers | last))
 
     def _in_flight_max(self) -> int:
         return 2 if self._state.config.overlap else 1

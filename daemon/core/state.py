@@ -21,6 +21,7 @@ from allocator.geometry import Geometry
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory, minus
 from daemon.core.order import WaitingQueue
+from daemon.core.outputs import Decided
 from daemon.core.requests import HOLDING, QUEUED, Event, Group, Request, State, step_life
 from daemon.core.rows import Rows, RowTable
 from ipc.messages import ModelFacts
@@ -33,7 +34,11 @@ NOBODY = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class Totals:
-    """Counters of one life. `received` to `failed` count choices; tokens are counted when scheduled or committed."""
+    """Counters of one life. `received` to `failed` count choices; tokens are counted when scheduled or committed.
+
+    `retracted_tokens` a retraction threw away, `recomputed_tokens` were scheduled again by requests that had them
+    before; `climbs` of the relief ladder, `preemptions` are retractions for a request of higher priority.
+    """
 
     received: int = 0
     refused: int = 0
@@ -57,6 +62,10 @@ class Totals:
     stalls: int = 0
     steps: int = 0
     forwards: int = 0
+    passes: int = 0
+    climbs: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -134,6 +143,9 @@ class CoreState:
         self.rows = RowTable(self.running_max, self.config.page_size)
         self.resident: Request | None = None
         self.parked_rows: list[Request] = []
+        self.relief: dict[str, Decided] = {}  # by kind of need, what the relief ladder did last while it is short
+        self.skipped: dict[int, tuple[str, dict[str, int]]] = {}  # by request, why the newest pass passed it over
+        self.told_evicted: Demand = ()  # units taken from the cache that decisions have told of
         self.keeps: dict[int, Keep] = {}  # by row, states that wait to be given, in the order of their forwards
         self.changed: dict[int, list[int]] = {}  # by row, the page-table entries that the ranks must hear of again
         self.steady: Demand = ()  # sum of `steady` over requests that have a row
@@ -153,7 +165,7 @@ class CoreState:
         windows = [tokens for _, tokens in memory.windows]
         self.epoch, self.memory, self.facts = epoch, memory, facts
         self.rows = RowTable(self.running_max, self.config.page_size, windows, memory.slots_each)
-        self.steady = memory.none
+        self.steady = self.told_evicted = memory.none
         self.stop_uses = np.zeros(facts.vocab_size, np.int32)
 
     @property
@@ -223,8 +235,8 @@ class CoreState:
             self.queue_moved_ns = now_ns
         self.queue.add(request)
 
-    def release_row(self, request: Request) -> int:
-        """Take back everything a request holds, at once; returns the number of its pages."""
+    def release_row(self, request: Request) -> Demand:
+        """Take back everything a request holds, at once; returns how many units of each band that is."""
         assert self.memory is not None, "only an epoch has rows"
         self.keeps.pop(request.row, None)
         held = self.rows.release(request)
@@ -239,7 +251,7 @@ class CoreState:
             self.parked_rows.remove(request)
         request.sequence = None
         request.target_tokens = request.scheduled_tokens = request.processed_tokens = 0
-        return len(held[-1])
+        return tuple(len(ids) for ids in held)
 
     def ready_checkpoint(self, row: int) -> int:
         """How many tokens the row's kept state consumed, when it may be given to the cache now; 0: there is none."""

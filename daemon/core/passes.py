@@ -1,0 +1,51 @@
+"""Passes: which waiting requests the newest scheduling pass passed over, and why; and what any live request waits for.
+
+Owns `CoreState.skipped`, made anew by every pass, and the verdict `waits`, told once per change of reason. Must never
+be read by anything that decides. Invariant: what a pass looked at and left in the queue is in `skipped`, in the order
+of the queue; the others stand behind it, or came later.
+
+The journal holds the verdicts alone; replaying it gives the notes of every pass (`bandmaster replay why`).
+"""
+
+from __future__ import annotations
+
+from daemon.core.outputs import Decided, Outputs
+from daemon.core.reasons import Verdict
+from daemon.core.requests import QUEUED, Request, State
+from daemon.core.state import CoreState
+
+PARKED = {State.PARKED_ROW: "rows", State.PARKED_CHUNK: "chunk"}
+"""Parked states, and the kind of climb of the relief ladder that left them so (`relief`)."""
+
+
+def begin(core: CoreState) -> None:
+    """A pass begins."""
+    core.skipped.clear()
+    core.totals.passes += 1
+
+
+def skip(core: CoreState, request: Request, reason: str, numbers: dict[str, int], now_ns: int, out: Outputs) -> None:
+    """The pass leaves a waiting request where it is: note it, and say so once per change of reason."""
+    core.skipped[request.number] = (reason, numbers)
+    if request.last_wait != reason:
+        request.last_wait = reason
+        out.decisions.append(Decided(now_ns, Verdict.WAITS, request.number, reason, numbers))
+
+
+def places(core: CoreState) -> dict[int, int]:
+    """How many requests stand before each queued one, by its number."""
+    return {request.number: ahead for ahead, request in enumerate(core.queue)}
+
+
+def waits_for(core: CoreState, request: Request, ahead: int) -> tuple[str, dict[str, int]]:
+    """What a live request waits for, in a word and numbers; `ahead` of it stand so many, if it is queued.
+
+    `queue`: nobody looked at it, the newest pass ended before it, at request `stopped_at` (0: it came later).
+    """
+    if request.state in QUEUED:
+        ended_at = next(reversed(core.skipped), 0)
+        return core.skipped.get(request.number) or ("queue", {"ahead": ahead, "stopped_at": ended_at})
+    if request.state in PARKED:
+        told = core.relief.get(PARKED[request.state])
+        return "memory", dict(told.numbers) if told is not None else {}
+    return ("report", {"step": core.flights[0].seq}) if core.flights else ("", {})
