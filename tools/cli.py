@@ -23,7 +23,10 @@ COMMANDS: dict[str, Command] = {
     "daemon": Command("daemon.__main__", "the scheduler daemon with its ranks, without HTTP"),
     "frontend": Command("daemon.frontend.__main__", "an HTTP front end of a running daemon"),
     "plan": Command("tools.plan", "what a model stores, what requests cost and how many fit, from its config alone"),
-    "replay": Command("tools.replay", "feed a journal to a fresh core: check every step, or stop at a record"),
+    "replay": Command(
+        "tools.replay",
+        "feed a journal to a fresh core: check every step, stop at a record, or say why a request waited",
+    ),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
     "bench": Command("tools.bench", "measure: core, allocator, serve, model, idle"),
     "parity": Command("tools.parity", "compare a server's greedy tokens with the reference implementation"),

@@ -2,9 +2,11 @@
 
     bandmaster replay check DIR [--json]             every decision, step and digest must come out as recorded
     bandmaster replay until SEQUENCE DIR [--json]    stop behind that record and show the state
+    bandmaster replay why DIR --request N            the life of one request: why it waited, who retracted it, its end
 
 Owns the wiring of the core and the chains into `journal.replay`. Must never write into the journal's directory. Exit
-code 0: reproduced; 1: it diverged, the first difference is printed with both sides; 2: usage; 4: a damaged journal.
+code 0: reproduced, or told; 1: it diverged, the first difference is printed with both sides; 2: usage, or a request
+that the journal does not have; 4: a damaged journal.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from journal.errors import JournalError
 from journal.reader import read_records
 from journal.replay import Divergence, Factories, Replay, Verdict, check
 from tools.journal_files import NoJournal, ReadingProgress, open_directory
+from tools.why.show import lines, plain
+from tools.why.story import Asked, Follower
 
 REPRODUCED = 0
 DIVERGED = 1
@@ -103,6 +107,28 @@ def state_of(replay: Replay) -> dict[str, Any]:
         "core": replay.core.view() if replay.core is not None else {},
         "stages": stages,
     }
+
+
+def tell(directory: str, asked: Asked, options: argparse.Namespace) -> int:
+    """Print the stories of the requests that are asked for; raises NoJournal and JournalError."""
+    storage = open_directory(directory)
+    follower = Follower(asked)
+    with ReadingProgress(storage, "reading") as seen:
+        for record in read_records(storage):
+            seen(record)
+            follower.take(record)
+    follower.end()
+    if options.json:
+        print(json.dumps({"requests": [plain(story) for story in follower.stories], "notes": follower.notes}))
+    for note in [] if options.json else follower.notes:
+        print(f"note: {note}")
+    for story in [] if options.json else follower.stories:
+        print("\n".join(lines(story, options.every_pass)))
+    if follower.stories:
+        return REPRODUCED
+    name = f"request {asked.request}" if asked.request else f"request with the id {asked.id!r}"
+    print(f"bandmaster replay: the journal has no {name}; it numbers them 1 to {follower.requests}", file=sys.stderr)
+    return USAGE
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -200,11 +226,16 @@ def as_json(verdict: Verdict, until: int | None) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bandmaster replay", description="Run a journal again and compare.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="check|until")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="check|until|why")
     checking = commands.add_parser("check", help="every decision, step and digest must come out as recorded")
     until = commands.add_parser("until", help="stop behind a record and show the state")
     until.add_argument("sequence", type=_sequence, metavar="SEQUENCE", help="the last record to replay, from 1")
-    for command in (checking, until):
+    why = commands.add_parser("why", help="the life of one request: each pass that skipped it, each decision about it")
+    which = why.add_mutually_exclusive_group(required=True)
+    which.add_argument("--request", type=_sequence, metavar="N", help="its number, as in log lines and metrics")
+    which.add_argument("--id", metavar="ID", help="the id that its front end gave it; a refused request has no number")
+    why.add_argument("--every-pass", action="store_true", help="a line for each pass, where equal ones share one")
+    for command in (checking, until, why):
         command.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
         command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -222,6 +253,8 @@ def main(argv: list[str] | None = None) -> int:
     until = options.sequence if options.command == "until" else None
     started = time.perf_counter()
     try:
+        if options.command == "why":
+            return tell(options.directory, Asked(options.request or 0, options.id or ""), options)
         verdict = replay_directory(options.directory, until)
     except NoJournal as error:
         print(f"bandmaster replay: {error}", file=sys.stderr)

@@ -9,6 +9,8 @@ The journal holds the verdicts alone; replaying it gives the notes of every pass
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict
 from daemon.core.requests import QUEUED, Request, State
@@ -16,6 +18,15 @@ from daemon.core.state import CoreState
 
 PARKED = {State.PARKED_ROW: "rows", State.PARKED_CHUNK: "chunk"}
 """Parked states, and the kind of climb of the relief ladder that left them so (`relief`)."""
+
+
+class PassedOver(NamedTuple):
+    """A pass that gave a live request no tokens: the pass by number, the request's state, and why, with numbers."""
+
+    number: int
+    state: State
+    reason: str
+    numbers: dict[str, int]
 
 
 def begin(core: CoreState) -> None:
@@ -49,3 +60,13 @@ def waits_for(core: CoreState, request: Request, ahead: int) -> tuple[str, dict[
         told = core.relief.get(PARKED[request.state])
         return "memory", dict(told.numbers) if told is not None else {}
     return ("report", {"step": core.flights[0].seq}) if core.flights else ("", {})
+
+
+def passed_over(core: CoreState, number: int) -> PassedOver | None:
+    """Why the newest pass gave this live request no tokens; None when it did, or the request is not live."""
+    request = core.requests.get(number)
+    if request is None or not (request.state in QUEUED or request.state in PARKED):
+        return None
+    looked_at = number in core.skipped or request.state in PARKED
+    ahead = 0 if looked_at else next(at for at, queued in enumerate(core.queue) if queued is request)
+    return PassedOver(core.totals.passes, request.state, *waits_for(core, request, ahead))

@@ -24,6 +24,7 @@ from daemon.core.inputs import Input
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory
 from daemon.core.outputs import Decided, Outputs, Reply
+from daemon.core.passes import PassedOver, passed_over
 from daemon.core.processing import process
 from daemon.core.reasons import EndReason, Verdict
 from daemon.core.requests import State
@@ -91,6 +92,15 @@ class SchedulerCore:
     def request_view(self, request: int, now_ns: int | None = None) -> dict[str, Any] | None:
         """One live request as plain values, or None."""
         return gauges.request_view(self._state, request, now_ns)
+
+    @property
+    def passes(self) -> int:
+        """Scheduling passes so far, whether they formed a step or not."""
+        return self._state.totals.passes
+
+    def passed_over(self, request: int) -> PassedOver | None:
+        """Why the newest pass gave this live request no tokens; None when it did, or the request is not live."""
+        return passed_over(self._state, request)
 
     def state_digest(self) -> bytes:
         """16 bytes over everything that can influence a later decision."""

@@ -1,0 +1,1 @@
+"""Why a request waited, was retracted or refused: its life told from a journal (`bandmaster replay why`)."""

@@ -1,0 +1,169 @@
+"""Words: one decision, or the passes that passed a request over, as a sentence with its numbers.
+
+Owns the two tables of sentences. Must never decide what belongs to a story. Invariant: every verdict of the core has a
+row; a reason or number that no row knows is told as it stands, so nothing that was recorded is left out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from daemon.core.outputs import Decided
+from daemon.core.reasons import END_TEXT, EndReason, Verdict
+
+Numbers = Mapping[str, int]
+Bands = Sequence[Sequence[str]]
+"""Names of bands by stage and place, of the epoch that is told of."""
+
+
+def units(count: int, what: str) -> str:
+    """`1 page`, `2 pages`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def short(numbers: Numbers, bands: Bands) -> str:
+    """Where memory lacks how much; empty when the numbers do not say."""
+    if "units_short" not in numbers:
+        return ""
+    stage, band = numbers.get("stage", 0), numbers.get("band", 0)
+    known = 0 <= stage < len(bands) and 0 <= band < len(bands[stage])
+    name = bands[stage][band] if known else str(band)
+    return f"{units(numbers['units_short'], 'unit')} of band {name} short on stage {stage}"
+
+
+def rest(numbers: Numbers, told: Sequence[str] = ("units_short", "stage", "band")) -> str:
+    """Numbers that no sentence took, by name."""
+    return ", ".join(f"{name} {number:,}" for name, number in numbers.items() if name not in told)
+
+
+def joined(*parts: str) -> str:
+    """Parts of a sentence, without the empty ones."""
+    return "; ".join(part for part in parts if part)
+
+
+# --- why a pass passed a request over --------------------------------------------------------------------------------
+
+WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
+    "memory": lambda n, b: joined("memory: " + (short(n, b) or "it does not fit now"), rest(n)),
+    "protected": lambda n, b: joined(
+        "retracted so often that it is protected, and all such requests must fit together", short(n, b)
+    ),
+    "budget": lambda n, b: f"the step's budget of {n.get('limit', 0):,} tokens was used up before it",
+    "throttled": lambda n, b: f"admissions are throttled for {units(n.get('steps', 0), 'more step')} after a shortage",
+    "rows": lambda n, b: f"all {units(n.get('limit', 0), 'row')} are taken",
+    "resident": lambda n, b: (
+        f"another prompt is prefilled in parts, and its own {n.get('prompt_tokens', 0):,} tokens would be too"
+    ),
+    "parked": lambda n, b: f"{units(n.get('requests', 0), 'request')} parked for want of memory; nobody is admitted",
+    "sibling": lambda n, b: joined(
+        "an earlier choice of its group is still prefilled, whose pages it can share", rest(n)
+    ),
+    "queue": lambda n, b: joined(
+        f"not looked at: {units(n.get('ahead', 0), 'request')} ahead of it in the queue",
+        f"the pass ended at request {n['stopped_at']}" if n.get("stopped_at") else "",
+    ),
+}
+"""Reasons of `waits`, and `queue` for a request that the pass did not come to."""
+
+
+def waiting(reason: str, numbers: Numbers, bands: Bands) -> str:
+    """Why a request got no tokens."""
+    row = WAITS.get(reason)
+    return row(numbers, bands) if row is not None else joined(reason, short(numbers, bands), rest(numbers))
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+
+def _accepted(told: Decided, bands: Bands) -> str:
+    n = told.numbers
+    last = told.request + n.get("n", 1) - 1
+    which = f"request {told.request}" if last == told.request else f"requests {told.request} to {last}"
+    return (
+        f"accepted as {which}: {n['prompt_tokens']:,} prompt tokens, at most {units(n['max_tokens'], 'output token')}"
+    )
+
+
+def _admitted(told: Decided, bands: Bands) -> str:
+    n = told.numbers
+    found = ""
+    if "queried_tokens" in n:
+        found = f"{n['cached_tokens']:,} of {n['queried_tokens']:,} tokens looked up were cached"
+        if told.reason:
+            found += f" ({n['matched_tokens']:,} known; {told.reason} ended the hit)"
+    pages = units(n["chunk_pages"], "page")
+    first = f"first chunk {n['chunk_tokens']:,} of {units(n['tokens'], 'token')}, in {pages}"
+    return joined(
+        f"admitted to row {n['row']} (generation {n['generation']}), {n['waited_ms']:,} ms after it came", found, first
+    )
+
+
+def _retracted(told: Decided, bands: Bands) -> str:
+    n = told.numbers
+    freed = units(n["pages"], "page") + " freed"
+    others = [f"{units(count, 'unit')} of {name.removeprefix('units_')}" for name, count in n.items() if _is_band(name)]
+    freed = ", ".join([freed, *others])
+    if n.get("unlocked_pages"):
+        freed += f", {units(n['unlocked_pages'], 'cached page')} left without a reader"
+    lost = n.get("lost_tokens", n["tokens"])
+    work = f"of {n['tokens']:,} tokens {n.get('cached_tokens', 0):,} stay cached and {lost:,} are lost"
+    by = f" for request {told.by}" if told.by else ""
+    return joined(f"retracted{by} ({told.reason}), time {n['times']}: {freed}", work, short(n, bands))
+
+
+def _is_band(name: str) -> bool:
+    return name.startswith("units_") and name != "units_short"
+
+
+def _ended(told: Decided, bands: Bands) -> str:
+    n = told.numbers
+    text = END_TEXT[EndReason(told.reason)]
+    if "abandoned" in n:
+        return f"ended: {told.reason}: an earlier life of the daemon had accepted and not ended it"
+    counts = f"{n['output_tokens']:,} of its output tokens delivered, retracted {units(n['retractions'], 'time')}"
+    return joined(f"ended: {told.reason} ({text})", counts, f"{n['age_ms']:,} ms after it came")
+
+
+def _refused(told: Decided, bands: Bands) -> str:
+    return joined(f"refused: {told.reason}", rest(told.numbers))
+
+
+def _relief(told: Decided, bands: Bands) -> str:
+    whose = "its chunk" if told.request else "decode rows"
+    return joined(f"relief for {whose}: {told.reason}", short(told.numbers, bands), rest(told.numbers))
+
+
+def _evicted(told: Decided, bands: Bands) -> str:
+    gave = ", ".join(f"{units(n, 'unit')} of {name.removeprefix('units_')}" for name, n in told.numbers.items())
+    return f"the prefix cache gave up {gave}"
+
+
+def _plain(told: Decided, bands: Bands) -> str:
+    return joined(f"{told.verdict}: {told.reason}" if told.reason else told.verdict, rest(told.numbers))
+
+
+SENTENCES: dict[str, Callable[[Decided, Bands], str]] = {
+    Verdict.ACCEPTED: _accepted,
+    Verdict.REFUSED: _refused,
+    Verdict.ADMITTED: _admitted,
+    Verdict.WAITS: lambda told, bands: "waits: " + waiting(told.reason, told.numbers, bands),
+    Verdict.SHRUNK: lambda told, bands: (
+        f"chunk shrunk to {told.numbers['tokens']:,} of {told.numbers['wanted_tokens']:,} tokens ({told.reason})"
+    ),
+    Verdict.PARKED: lambda told, bands: joined(f"parked ({told.reason})", short(told.numbers, bands)),
+    Verdict.UNPARKED: lambda told, bands: f"goes on with {units(told.numbers.get('tokens', 0), 'token')}",
+    Verdict.RETRACTED: _retracted,
+    Verdict.ENDED: _ended,
+    Verdict.STALLED: lambda told, bands: joined(f"nothing could be scheduled: {told.reason}", rest(told.numbers)),
+    Verdict.DRAINING: _plain,
+    Verdict.IDLE: _plain,
+    Verdict.FLUSHED: _plain,
+    Verdict.RELIEF: _relief,
+    Verdict.EVICTED: _evicted,
+}
+
+
+def sentence(told: Decided, bands: Bands) -> str:
+    """A decision as a sentence."""
+    row = SENTENCES.get(told.verdict)
+    return row(told, bands) if row is not None else _plain(told, bands)
