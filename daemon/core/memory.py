@@ -10,7 +10,7 @@ A demand is one number of units per band, in chain order: [state][windows, longe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -23,8 +23,11 @@ from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
 from allocator.logical.chain import LogicalChain
 from allocator.ops import Flush, Op
+from daemon.core.eviction import POLICIES
 from daemon.core.limits import CoreConfig, state_cache_problem
 from daemon.core.tree import PrefixTree
+
+PPM = 1_000_000
 
 Parts = Sequence[Int32s | None]
 """Ids per band, in chain order; None where a band has none."""
@@ -73,9 +76,10 @@ class Memory:
         keeps = self.state >= 0 and config.enable_prefix_caching and config.state_cache == "extra_buffer"
         self.checkpoint_interval = config.checkpoint_interval if keeps else 0
         self.slots_each = 0 if self.state < 0 else 2 if keeps else 1
-        self.cache = PrefixTree(self.page_size, bands) if config.enable_prefix_caching else None
+        self.cache = self._tree(config) if config.enable_prefix_caching else None
         # A gift to the cache ends on a page: its window reaches back further than that of the row's own next token.
         self.retires_by_page = self.cache is not None and self.state < 0
+        self._quotas = bool(config.cache_quotas) or config.cache_quota_ppm < PPM
         self.evicted = {band.name: 0 for band in bands}  # units that were taken from the cache, for metrics
         self.none: Demand = (0,) * len(bands)
         self._chunk_tokens = max(1, min(config.chunked_prefill_size, config.max_batched_tokens))
@@ -102,9 +106,12 @@ class Memory:
             return (pages,) * (self.owner + 1)
         return (slots, *(pages,) * self.owner)
 
-    def ceiling(self, tokens: int) -> Demand:
-        """The most that a request can ever hold that stores at most `tokens` positions, however it is cut in chunks."""
-        return self._price(tokens, Purpose.CEILING)
+    def ceiling(self, tokens: int, chunk_tokens: int = 0) -> Demand:
+        """The most that a request can ever hold that stores at most `tokens` positions, however it is cut in chunks.
+
+        `chunk_tokens` is the longest of them, 0 as configured.
+        """
+        return self._price(tokens, Purpose.CEILING, chunk_tokens)
 
     def steady(self, tokens: int) -> Demand:
         """The most that it holds while no chunk of it is being prefilled."""
@@ -118,16 +125,18 @@ class Memory:
         """Why not even an empty arena holds so many units, or None."""
         return self.chain.never_fits(demand)
 
-    def refusal(self, demand: Demand) -> CapacityRefusal | None:
+    def refusal(self, demand: Demand, coming: Demand | None = None) -> CapacityRefusal | None:
         """Why `demand` more does not fit now, or None. Changes nothing that can be seen.
 
-        What the cache can give back counts as free: `take` gets it from there when it must.
+        What the cache can give back counts as free: `take` gets it from there when it must. `coming` units count as
+        free too, in a question about what would be.
         """
         self.settle()
-        refused = self.chain.refusal(demand)
+        refused = self.chain.refusal(demand, coming)
         if refused is None or self.cache is None:
             return refused
-        return self.chain.refusal(demand, self.cache.reclaimable())
+        free = self.cache.reclaimable()
+        return self.chain.refusal(demand, free if coming is None else plus(free, coming))
 
     def room_pages(self, planned: Demand) -> int:
         """The most pages that still fit beside `planned` units that are not taken yet; 0 when those do not fit."""
@@ -149,15 +158,19 @@ class Memory:
         return taken.ids
 
     def take_slot(self) -> int | None:
-        """One more state slot, if need be that of the least recently used state in the cache; None: no room."""
-        self.settle()
+        """One more state slot, if need be at the cost of what the cache holds of any band; None: no room."""
         one = self.demand(0, 1)
-        if self.cache is not None and self.chain.refusal(one) is not None:
-            states = self.cache.reclaimable()[self.state]
-            if not self.chain.fits(one, self.demand(0, states)):
-                return None
-            self._evict(self.cache, one, self.state)
-        return int(self.take(one)[self.state][0])
+        return int(self.take(one)[self.state][0]) if self.refusal(one) is None else None
+
+    def keep_quota(self, namespace: str) -> None:
+        """What a namespace holds in the cache beyond its quota goes, as far as nobody reads it."""
+        if self.cache is not None and self._quotas:
+            self._freed(self.cache.shrink(namespace))
+
+    def expire_pins(self, now_ns: int) -> None:
+        """Pins of the cache that lasted until now or shorter are over."""
+        if self.cache is not None:
+            self.cache.expire_pins(now_ns)
 
     def give_back(self, parts: Parts) -> None:
         """Units that their owner holds no longer; one `Free` carries all that come back before the next question."""
@@ -231,18 +244,39 @@ class Memory:
         self._owed = False
         self._ops.append(self.chain.free(parts))
 
-    def _evict(self, cache: PrefixTree, demand: Demand, only: int | None = None) -> None:
-        freed = cache.evict(lambda units: self.chain.fits(demand, units), only)
-        for band, ids in zip(self.chain.bands, freed, strict=True):
-            self.evicted[band.name] += len(ids)
-        self.give_back(freed)
+    def _evict(self, cache: PrefixTree, demand: Demand) -> None:
+        """Evict what a take needs. Where ids run out, nothing but their own band helps: it pays them first."""
+        for band, (live, wanted, limit) in enumerate(
+            zip(self.chain.counts, demand, self.chain.form.id_limits, strict=True)
+        ):
+            if live + wanted > limit:
+                self._freed(cache.evict(_at_least(live + wanted - limit, band), band))
+        self.settle()
+        self._freed(cache.evict(lambda units: self.chain.fits(demand, units)))
         self.settle()
 
-    def _price(self, tokens: int, purpose: Purpose) -> Demand:
+    def _freed(self, parts: tuple[Int32s, ...]) -> None:
+        for band, ids in zip(self.chain.bands, parts, strict=True):
+            self.evicted[band.name] += len(ids)
+        self.give_back(parts)
+
+    def _tree(self, config: CoreConfig) -> PrefixTree:
+        stages = self.geometry.stages
+        units = [sum(stage.bands[band].unit_bytes for stage in stages) for band in range(len(self.chain.bands))]
+        arena = sum(stage.arena_bytes - stage.chain_start_bytes for stage in stages)
+
+        def quota_of(namespace: str) -> int:
+            ppm = config.cache_quotas.get(namespace, config.cache_quota_ppm)
+            return arena * ppm // PPM if ppm < PPM else -1
+
+        policy, pinned_max = POLICIES[config.eviction_policy], arena * config.pinned_max_ppm // PPM
+        return PrefixTree(self.page_size, self.chain.bands, policy, units, quota_of, pinned_max)
+
+    def _price(self, tokens: int, purpose: Purpose, chunk_tokens: int = 0) -> Demand:
         sizes = RequestSizes(
             prompt_tokens=tokens,
             output_tokens=0,
-            chunk_tokens=self._chunk_tokens,
+            chunk_tokens=chunk_tokens or self._chunk_tokens,
             lag_tokens=self.page_size - 1 if self.retires_by_page else 0,
             checkpoint_interval=self.checkpoint_interval,
         )
@@ -258,3 +292,7 @@ class Memory:
             else:
                 high = middle - 1
         return low
+
+
+def _at_least(units: int, band: int) -> Callable[[Demand], bool]:
+    return lambda freed: freed[band] >= units

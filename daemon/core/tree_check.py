@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from allocator.errors import InvariantBroken
 from daemon.core.tree_nodes import Lock, Node
+from daemon.core.tree_pins import pinned_units
+from daemon.core.tree_state import TreeState
 
 NAME = "core.prefix_tree"
 
@@ -68,6 +70,17 @@ def totals_of(
             held[band] += node.end - node.first[band]
             locked[band] += node.end - node.floor[band]
     return held, locked
+
+
+def pinned_of(tree: TreeState, roots: Sequence[Node]) -> list[int]:
+    """Units that pins name, per band, counted over all nodes; pages in front of a pinned one are pinned as long."""
+    units = [0] * tree.shape.count
+    for node in nodes_of(roots):
+        units = [have + plus for have, plus in zip(units, pinned_units(tree, node), strict=True)]
+        if node.parent is not None and node.parent.parent is not None:
+            _say(node, node.parent.pinned_until >= node.pinned_until, "it is pinned longer than what leads to it")
+        _say(node, node.pinned_until >= node.state_pinned_until, "its state is pinned longer than its pages")
+    return units
 
 
 def check_locks(roots: Sequence[Node], windows: Sequence[int], locks: Sequence[Lock]) -> None:

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from allocator.columns import Int32s
-from daemon.core.tree_nodes import Node
-
-NO_PAGES: Int32s = np.zeros(0, np.int32)
-NO_PAGES.setflags(write=False)
+from daemon.core.tree_nodes import NO_PAGES, Node
 
 
 class Gift:

@@ -6,7 +6,8 @@ what is evicted. All page indexes are absolute: the index in the page table of a
 Invariant (suffix): the pages of a node that have a unit of a window band are the last ones, [`first`, `end`). Insertion
 gives units to the end of a node, eviction takes them from its front, a leaf shrinks from its end, and splitting a
 suffix leaves two suffixes; where a gift would leave a gap, the node is split behind it. The pages that readers hold
-against eviction are a suffix too, [`floor`, `end`), because a lock always ends at a node's end.
+against eviction are a suffix too, [`floor`, `end`), because a lock always ends at a node's end; so are those that a pin
+names, [`pin_first`, `end`).
 
     page      start        first          floor         end
     window      |  none      |  evictable   |  locked    |     state slot, if any: after the last token of the node
@@ -17,38 +18,73 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from allocator.columns import Int32s
+
+NO_PAGES: Int32s = np.zeros(0, np.int32)
+NO_PAGES.setflags(write=False)
+NOT_QUEUED = -1
 
 
 class Node:
     """Pages [`start`, `end`) of a path, `tokens` their int64 token column as bytes, `pages` their virtual ids (int32).
 
     `locks` counts the locks whose path runs through it (never less than a child's), `starts[band]` at which page locks
-    of a window band begin in this node and how many do, `state_locks` the readers of its state. `stamps[band]` is when
-    that component was used last. Lists are by band; entries that make no sense for a band stay as they began.
+    of a window band begin in this node and how many do, `state_locks` the readers of its state. Lists are by band;
+    entries that make no sense for a band stay as they began.
+
+    What policies rank by: `stamps[band]` is when that component was used last, `born` when the node came, `hits` how
+    many hits reached its end, `turn` how many requests in a row had built on one another when it was used last,
+    `priority` the highest of those that used it, `kind` what its state was kept for. `mark` is the last page end that a
+    prompt ending in this node can be matched to (0: none does), `ended` whether a hit ended at the node's end.
+
+    What `tree_worth` derives: `reach[band]` units before the end are read by likely match ends at and below it, `below`
+    by those below alone; `usable`: a match can end in it; `passed`: the one continuation of its state leads to a later
+    one; `worth`: tokens that its end saves per byte, as a power of two. What a pin names: its pages until
+    `pinned_until` (ns, 0: not), its state until `state_pinned_until`, its units from `pin_first[band]` on.
     """
 
     __slots__ = (
+        "below",
+        "born",
         "children",
         "end",
+        "ended",
         "first",
         "floor",
+        "hits",
+        "kind",
         "locks",
+        "mark",
         "pages",
         "parent",
+        "passed",
+        "pin_first",
+        "pinned_until",
+        "priority",
         "queued",
+        "reach",
         "serial",
         "slot",
+        "space",
         "stamps",
         "start",
         "starts",
         "state_locks",
+        "state_pinned_until",
         "tokens",
+        "turn",
+        "usable",
+        "worth",
     )
 
-    def __init__(self, serial: int, parent: Node | None, start: int, tokens: bytes, pages: Int32s, bands: int) -> None:
+    def __init__(
+        self, serial: int, parent: Node | None, space: Space, start: int, tokens: bytes, pages: Int32s, bands: int
+    ) -> None:
         self.serial = serial
         self.parent = parent
+        self.space = space
         self.start = start
         self.end = start + len(pages)
         self.tokens = tokens
@@ -56,32 +92,46 @@ class Node:
         self.children: dict[bytes, Node] = {}  # by the tokens of a child's first page
         self.first = [self.end] * bands
         self.floor = [self.end] * bands
+        self.pin_first = [self.end] * bands
         self.starts: list[dict[int, int]] = [{} for _ in range(bands)]
         self.slot = 0
         self.locks = 0
         self.state_locks = 0
         self.stamps = [0] * bands
-        self.queued = [-1] * bands  # the rank under which a component waits for eviction; -1: it does not
+        self.born = self.hits = self.turn = self.kind = self.mark = self.worth = 0
+        self.priority = 0
+        self.ended = self.passed = False
+        self.usable = True
+        self.reach, self.below = [0] * bands, [0] * bands
+        self.pinned_until = self.state_pinned_until = 0
+        # Under what a component waits for eviction, in the tree's queues and in its namespace's.
+        self.queued = [NOT_QUEUED] * (2 * bands)
 
     def split(self, at: int, serial: int, page_bytes: int) -> Node:
         """Cut the node before page `at`; returns the new upper part. This one keeps the end, the state and children."""
         assert self.start < at < self.end, "a node is cut inside"
         assert self.parent is not None, "a root has no pages"
         count, bands = at - self.start, len(self.first)
-        upper = Node(serial, self.parent, self.start, self.tokens[: count * page_bytes], self.pages[:count], bands)
+        tokens, pages = self.tokens[: count * page_bytes], self.pages[:count]
+        upper = Node(serial, self.parent, self.space, self.start, tokens, pages, bands)
         self.parent.children[upper.tokens[:page_bytes]] = upper
         self.tokens, self.pages = self.tokens[count * page_bytes :], self.pages[count:]
         self.start, self.parent = at, upper
         upper.children[self.tokens[:page_bytes]] = self
         upper.locks, upper.stamps = self.locks, list(self.stamps)
+        upper.born, upper.hits, upper.turn, upper.priority = self.born, self.hits, self.turn, self.priority
+        upper.pinned_until = self.pinned_until
+        if self.mark and self.mark <= at:
+            upper.mark, self.mark = self.mark, 0
+        for marks, theirs in ((self.first, upper.first), (self.floor, upper.floor), (self.pin_first, upper.pin_first)):
+            for band in range(bands):
+                theirs[band], marks[band] = min(marks[band], at), max(marks[band], at)
         for band in range(bands):
-            upper.first[band], self.first[band] = min(self.first[band], at), max(self.first[band], at)
-            upper.floor[band], self.floor[band] = min(self.floor[band], at), max(self.floor[band], at)
             below: dict[int, int] = {}
-            for page, count in self.starts[band].items():
+            for page, readers in self.starts[band].items():
                 if page < at:
-                    upper.starts[band][page] = count
-                below[max(page, at)] = below.get(max(page, at), 0) + count
+                    upper.starts[band][page] = readers
+                below[max(page, at)] = below.get(max(page, at), 0) + readers
             self.starts[band] = below
         return upper
 
@@ -89,7 +139,25 @@ class Node:
         """What the state digest covers of this node alone."""
         locked = [sorted(starts.items()) for starts in self.starts]
         identity = [self.serial, self.start, self.tokens, self.pages.tobytes()]
-        return [*identity, self.first, self.slot, self.locks, locked, self.state_locks, self.stamps]
+        held = [*identity, self.first, self.slot, self.locks, locked, self.state_locks, self.stamps]
+        used = [self.born, self.hits, self.turn, self.priority, self.kind, self.mark, self.ended]
+        derived = [self.reach, self.below, self.usable, self.passed, self.worth]
+        return [*held, *used, *derived, self.pinned_until, self.state_pinned_until, self.pin_first]
+
+
+class Space:
+    """One namespace: its name, its root (a node without pages), and the units per band that its nodes hold.
+
+    `quota_bytes` is the most that those may take, -1 for no limit; a namespace with a limit has queues of its own.
+    """
+
+    __slots__ = ("held", "name", "quota_bytes", "root")
+
+    def __init__(self, name: str, quota_bytes: int, bands: int, serial: int) -> None:
+        self.name = name
+        self.quota_bytes = quota_bytes
+        self.held = [0] * bands
+        self.root = Node(serial, None, self, 0, name.encode(), NO_PAGES, bands)
 
 
 class Match(NamedTuple):
@@ -117,7 +185,8 @@ class Match(NamedTuple):
 class Lock:
     """What one reader holds: the whole path to `node`, each window from `first[band]` on, and `state_node`'s state.
 
-    `pages` is where it ends, `hit_pages` where it ended when it was made: what lies before was found, not given.
+    `pages` is where it ends, `hit_pages` where it ended when it was made, in `hit_node`: what lies before was found,
+    not given. `made` is when that was, `turn` how many requests before built on one another (0: nothing was found).
     """
 
     namespace: str
@@ -125,12 +194,17 @@ class Lock:
     pages: int
     hit_pages: int
     first: list[int]
+    hit_node: Node
+    made: int
+    turn: int
+    priority: int = 0
     state_node: Node | None = None
 
     def content(self) -> list[Any]:
         """What the state digest covers of this lock."""
         state = self.state_node.serial if self.state_node is not None else -1
-        return [self.node.serial, self.pages, self.hit_pages, self.first, state]
+        place = [self.node.serial, self.pages, self.hit_pages, self.first, state]
+        return [*place, self.hit_node.serial, self.made, self.turn, self.priority]
 
 
 @dataclass(slots=True)

@@ -7,32 +7,25 @@ enough to look at the last matched page of each node, and at a node's state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from allocator.columns import Int32s
-from allocator.geometry import BandGeometry
-from daemon.core.tree_nodes import Node
-
-NO_PAGES: Int32s = np.zeros(0, np.int32)
-NO_PAGES.setflags(write=False)
+from daemon.core.tree_nodes import NO_PAGES, Node
+from daemon.core.tree_shape import TreeShape
 
 
 class Scan:
     """`matched` pages in full attention, `usable` ones in every band, and the node in which the usable part ends."""
 
-    def __init__(self, page_size: int, bands: Sequence[BandGeometry], state: int) -> None:
+    def __init__(self, shape: TreeShape) -> None:
         self.matched = 0
         self.usable = 0
         self.node: Node | None = None
-        self._bands = bands
-        self._state = state
-        # Per window: the pages before a match end that the next token reads, rounded up.
-        windows = [(b, band.window_tokens) for b, band in enumerate(bands) if band.kind == "window"]
-        self._leads = [(b, -(-(window - 1) // page_size)) for b, window in windows]
-        self._runs = [0] * len(bands)  # where the unbroken run of units that ends at `matched` begins
-        self._reach = [0] * len(bands)  # the longest match each band alone would allow
+        self._bands = shape.bands
+        self._state = shape.state
+        self._leads = shape.leads
+        self._runs = [0] * shape.count  # where the unbroken run of units that ends at `matched` begins
+        self._reach = [0] * shape.count  # the longest match each band alone would allow
         self._columns: list[Int32s] = []
         self._usable_columns = 0
 

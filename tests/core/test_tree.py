@@ -68,7 +68,7 @@ def test_random_programs_agree_with_a_flat_list(chain: str, page_size: int) -> N
             world.leave(row)
         world.flush()
         assert not any(world.tree.held())
-        assert not world.tree._roots, "an empty namespace is forgotten"
+        assert not world.tree._tree.spaces, "an empty namespace is forgotten"
 
 
 def test_an_exhaustive_small_world() -> None:
@@ -130,7 +130,7 @@ def test_a_refused_plan_leaves_the_order_of_eviction_alone() -> None:
     oldest = world.cache[""][1,].page
     for _ in range(200):
         world.enter([1, 1, 1, 1], refused=True)
-    assert sum(len(heap) for heap in world.tree._order._heaps) < 5
+    assert sum(len(heap) for heap in world.tree._tree.order._heaps.values()) < 5
     world.evict({0: 3})
     assert all(entry.page != oldest for entry in world.cache[""].values())
     world.enter([2, 2, 2, 2])

@@ -327,9 +327,9 @@ class TreeWorld:
         """The tree holds exactly what the model does, and says so."""
         self.tree.check([row.lock for row in self.rows])
         flat: dict[str, dict[Prefix, Entry]] = {}
-        for namespace, root in self.tree._roots.items():
+        for namespace, space in self.tree._tree.spaces.items():
             flat[namespace] = {}
-            stack: list[tuple[Prefix, Node]] = [((), root)]
+            stack: list[tuple[Prefix, Node]] = [((), space.root)]
             while stack:
                 prefix, node = stack.pop()
                 if node.parent is not None:

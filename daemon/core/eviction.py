@@ -1,0 +1,235 @@
+"""Eviction: which component of the prefix tree is given up next, and the policies that rank components.
+
+Owns the queues of what can be evicted and the interface of the policies. Must never change a node beyond the mark that
+it is queued. Components wait by band and class; in a class the lowest rank goes first, and the heads of all classes are
+compared by the value that the policy puts on them now, so a pop costs O(log n) and one look per class that is not
+empty. What a pin names is a class of its own, behind all others: it goes when nothing else is left, the pin that ends
+earliest first.
+
+Invariant: every component that can be evicted waits in its band's queue under its present class and rank, so the next
+victim depends on nodes and on the policy's own numbers alone, not on how components came to be queued.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from allocator.errors import InvariantBroken
+from daemon.core.tree_nodes import NOT_QUEUED, Node
+from daemon.core.tree_shape import TreeShape
+from daemon.core.value import ValuePerByte
+
+SPARE_ENTRIES = 64  # a queue is rebuilt when more than half of it, and more than this, is out of date
+CLASSES_MAX = 64  # a power of two: a queued component's mark is its rank times this plus its class
+PRIORITY_OFFSET = 1 << 21  # above the highest priority of a request
+STAMPS_MAX = 1 << 48
+
+
+class Policy(Protocol):
+    """Ranks components for eviction; pure functions of nodes and of numbers that the policy learned from `used`."""
+
+    classes: int
+
+    def place(self, node: Node, band: int) -> tuple[int, int]:
+        """Class (below `classes`) and rank (at least 0) under which a component that can be evicted waits."""
+
+    def limit(self, node: Node, band: int) -> int:
+        """The page before which window units go together as the class that `place` says; at most the node's floor."""
+
+    def value(self, band: int, class_: int, rank: int, now: int) -> int:
+        """What the head of a class is worth at `now`; the lowest goes first."""
+
+    def used(self, node: Node, age: int) -> None:
+        """A hit ran through a node that was used last `age` ago; asked before the node's marks change."""
+
+    def gone(self, node: Node, band: int, age: int) -> None:
+        """Something of a component was given up, `age` after its last use."""
+
+    def content(self) -> list[Any]:
+        """What the state digest covers of what was learned."""
+
+
+class Ranked:
+    """A policy of one class: whatever ranks lowest goes first, of any band."""
+
+    classes = 1
+
+    def __init__(self, rank: Callable[[Node, int], int]) -> None:
+        self._rank = rank
+
+    def place(self, node: Node, band: int) -> tuple[int, int]:
+        """One class; the rank is the policy's."""
+        return 0, self._rank(node, band)
+
+    def limit(self, node: Node, band: int) -> int:
+        """Every unread unit."""
+        return node.floor[band]
+
+    def value(self, band: int, class_: int, rank: int, now: int) -> int:
+        """The rank itself."""
+        return rank
+
+    def used(self, node: Node, age: int) -> None:
+        """Nothing is learned."""
+
+    def gone(self, node: Node, band: int, age: int) -> None:
+        """Nothing is learned."""
+
+    def content(self) -> list[Any]:
+        """Nothing was learned."""
+        return []
+
+
+def least_recently_used(shape: TreeShape) -> Ranked:
+    """What was used longest ago goes first."""
+    return Ranked(lambda node, band: node.stamps[band])
+
+
+def least_frequently_used(shape: TreeShape) -> Ranked:
+    """What the fewest hits reached goes first; of those, what was used longest ago."""
+    return Ranked(lambda node, band: node.hits * STAMPS_MAX + node.stamps[band])
+
+
+def first_in_first_out(shape: TreeShape) -> Ranked:
+    """What was given first goes first, used or not."""
+    return Ranked(lambda node, band: node.born)
+
+
+def lowest_priority(shape: TreeShape) -> Ranked:
+    """What only requests of low priority used goes first; of those, what was used longest ago."""
+    return Ranked(lambda node, band: (node.priority + PRIORITY_OFFSET) * STAMPS_MAX + node.stamps[band])
+
+
+PolicyOf = Callable[[TreeShape], Policy]
+"""A policy for trees of one shape."""
+
+POLICIES: dict[str, PolicyOf] = {
+    "value": ValuePerByte,
+    "lru": least_recently_used,
+    "lfu": least_frequently_used,
+    "fifo": first_in_first_out,
+    "priority": lowest_priority,
+}
+EVICTION_POLICIES = tuple(POLICIES)  # the first is the default
+
+
+class EvictionOrder:
+    """Queues of nodes whose component of a band nobody holds; `state` and `owner` are bands, `state` -1 without one.
+
+    `offset` says which half of `Node.queued` is this order's: 0 for the tree's, the number of bands for a namespace's.
+    """
+
+    def __init__(self, bands: int, owner: int, state: int, policy: Policy, offset: int = 0) -> None:
+        assert policy.classes < CLASSES_MAX, "one class is for what is pinned"
+        self._bands = bands
+        self._owner = owner
+        self._state = state
+        self._policy = policy
+        self._offset = offset
+        self._pinned = policy.classes
+        # By band times CLASSES_MAX plus class; made when something waits there first.
+        self._heaps: dict[int, list[tuple[int, int, Node]]] = {}
+        self._waiting: dict[int, int] = {}  # nodes whose mark says that they wait there
+
+    def evictable(self, node: Node, band: int) -> bool:
+        """Whether this component could be given up now: a leaf's pages, a window's unread units, an unread state."""
+        if band == self._owner:
+            return not node.locks and not node.children and node.parent is not None
+        if band == self._state:
+            return bool(node.slot) and not node.state_locks
+        return node.first[band] < node.floor[band]
+
+    def limit(self, node: Node, band: int) -> int:
+        """The page before which a node's window units go with the first one; what a pin names waits apart."""
+        pinned = node.pin_first[band]
+        if node.first[band] >= pinned:
+            return node.floor[band]
+        return min(pinned, self._policy.limit(node, band))
+
+    def offer(self, node: Node, band: int) -> None:
+        """Queue the component in its present place if it can be evicted; does nothing if it waits there already."""
+        if not self.evictable(node, band):
+            return
+        class_, rank = self._place(node, band)
+        mark, at = rank * CLASSES_MAX + class_, self._offset + band
+        before = node.queued[at]
+        if before == mark:
+            return
+        key = band * CLASSES_MAX + class_
+        if before >= 0:
+            self._waiting[band * CLASSES_MAX + before % CLASSES_MAX] -= 1
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        node.queued[at] = mark
+        heap = self._heaps.setdefault(key, [])
+        heapq.heappush(heap, (rank, node.serial, node))
+        if len(heap) > 2 * self._waiting[key] + SPARE_ENTRIES:
+            heap[:] = [entry for entry in heap if entry[2].queued[at] == entry[0] * CLASSES_MAX + class_]
+            heapq.heapify(heap)
+
+    def forget(self, node: Node, band: int) -> None:
+        """The component is gone or taken; its entry is out of date."""
+        mark = node.queued[self._offset + band]
+        if mark >= 0:
+            node.queued[self._offset + band] = NOT_QUEUED
+            self._waiting[band * CLASSES_MAX + mark % CLASSES_MAX] -= 1
+
+    def check(self, node: Node) -> None:
+        """What can be evicted waits in its present place; raises InvariantBroken."""
+        for band in range(self._bands):
+            if not self.evictable(node, band):
+                continue
+            class_, rank = self._place(node, band)
+            if node.queued[self._offset + band] != rank * CLASSES_MAX + class_:
+                detail = f"node {node.serial} can be evicted from band {band} and does not wait in class {class_}"
+                raise InvariantBroken("core.prefix_tree", detail)
+
+    def pop(self, only: int | None, now: int) -> tuple[Node, int] | None:
+        """Takes out the next victim and its band, of one band or of all; None when nothing can be evicted.
+
+        Of equal values the lower rank goes first; of equal ranks a leaf's pages, which take everything else along, then
+        windows, then states.
+        """
+        best: tuple[bool, int, int, int, int] | None = None
+        chosen = 0
+        for key in list(self._heaps):
+            band, class_ = divmod(key, CLASSES_MAX)
+            if only is not None and band != only:
+                continue
+            top = self._top(key)
+            if top is None:
+                del self._heaps[key]
+                continue
+            pinned = class_ == self._pinned
+            value = top[0] if pinned else self._policy.value(band, class_, top[0], now)
+            place = (pinned, value, top[0], -band, top[1])
+            if best is None or place < best:
+                best, chosen = place, key
+        if best is None:
+            return None
+        node = heapq.heappop(self._heaps[chosen])[2]
+        band = chosen // CLASSES_MAX
+        self.forget(node, band)
+        return node, band
+
+    def _place(self, node: Node, band: int) -> tuple[int, int]:
+        until = node.state_pinned_until if band == self._state else node.pinned_until
+        if until and (band in (self._owner, self._state) or node.first[band] >= node.pin_first[band]):
+            return self._pinned, until
+        class_, rank = self._policy.place(node, band)
+        assert rank >= 0, "a rank is not negative"
+        return class_, rank
+
+    def _top(self, key: int) -> tuple[int, int, Node] | None:
+        heap = self._heaps[key]
+        band, class_ = divmod(key, CLASSES_MAX)
+        at = self._offset + band
+        while heap:
+            rank, _, node = heap[0]
+            if node.queued[at] == rank * CLASSES_MAX + class_:
+                if self.evictable(node, band):
+                    return heap[0]
+                self.forget(node, band)
+            heapq.heappop(heap)
+        return None

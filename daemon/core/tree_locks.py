@@ -1,0 +1,165 @@
+"""Tree locks: who reads what of the prefix tree, from a match to the end of its reader.
+
+Owns every change of a lock and of the marks that locks leave on nodes. Must never free or take anything. Invariants: a
+lock ends where its node ends; a parent has at least as many locks as a child, and a node without them has no other
+lock; `locked` counts each held unit once, whoever holds it.
+"""
+
+from __future__ import annotations
+
+from daemon.core.tree_nodes import Lock, Match, Node
+from daemon.core.tree_state import TreeState, path_up
+from daemon.core.tree_worth import derive
+
+
+def lock(tree: TreeState, match: Match, priority: int) -> Lock:
+    """Hold a match against eviction, whatever it found; nothing may have changed since it was made."""
+    assert match.version == tree.version, "a match is locked before the tree changes"
+    pages = len(match.pages)
+    node = match.node
+    if node is None:
+        node = tree.space(match.namespace).root
+    elif node.end > pages:
+        node = split(tree, node, pages)
+    turn = node.turn + 1 if pages else 0
+    held = Lock(
+        match.namespace, node, pages, pages, list(match.window_first), node, tree.clock, turn=turn, priority=priority
+    )
+    hold_path(tree, node, None)
+    hold_windows(tree, held, node, None)
+    if match.slot:
+        assert node.slot == match.slot, "a match with state ends where the state is"
+        held.state_node = node
+        node.state_locks += 1
+        if node.state_locks == 1:
+            tree.locked[tree.shape.state] += 1
+    tree.open_locks += 1
+    return held
+
+
+def unlock(tree: TreeState, held: Lock, touch: bool) -> None:
+    """Let go; `touch`: what it held was used."""
+    assert tree.open_locks > 0, "a lock is let go once"
+    if touch:
+        _count_hit(tree, held)
+    if held.state_node is not None:
+        release_state(tree, held, touch)
+    stamp = tree.tick() if touch else -1
+    shape = tree.shape
+    for band, _ in shape.windows:
+        move_window(tree, held, band, held.pages, stamp, held.pages)
+    tree.open_locks -= 1
+    space = held.node.space
+    for node in path_up(held.node, None):
+        assert node.locks > 0, "a path is let go as often as it was held"
+        node.locks -= 1
+        if touch:
+            node.stamps[shape.owner] = stamp
+            node.priority = max(node.priority, held.priority)
+        if not node.locks:
+            tree.locked[shape.owner] -= node.end - node.start
+            tree.offer(node, shape.owner)
+    if touch:
+        _touch_ends(tree, held, stamp)
+    tree.drop_if_empty(space)
+
+
+def release_state(tree: TreeState, held: Lock, touch: bool) -> None:
+    """The state that the lock's match ended with was copied: it may go."""
+    node = held.state_node
+    assert node is not None, "a state is released once"
+    assert node.state_locks > 0, "a state is let go as often as it was held"
+    held.state_node = None
+    node.state_locks -= 1
+    if not node.state_locks:
+        tree.locked[tree.shape.state] -= 1
+    if touch:
+        node.stamps[tree.shape.state] = tree.tick()
+    tree.offer(node, tree.shape.state)
+
+
+def split(tree: TreeState, node: Node, at: int) -> Node:
+    """Cut a node before page `at`, with what follows for both parts; the upper part."""
+    upper = tree.split(node, at)
+    derive(tree, node)
+    derive(tree, upper)
+    return upper
+
+
+def hold_path(tree: TreeState, node: Node, above: Node | None) -> None:
+    """One more reader of every page from `node` up to below `above` (None: the root too)."""
+    for at in path_up(node, above):
+        at.locks += 1
+        if at.locks == 1:
+            tree.locked[tree.shape.owner] += at.end - at.start
+
+
+def hold_windows(tree: TreeState, held: Lock, node: Node, above: Node | None) -> None:
+    """The reader reads the units from `first` on, in every node from `node` up to below `above`."""
+    for band, _ in tree.shape.windows:
+        at: Node | None = node
+        while at is not above and at is not None and at.end > held.first[band]:
+            first = max(held.first[band], at.start)
+            at.starts[band][first] = at.starts[band].get(first, 0) + 1
+            tree.refloor(at, band)
+            at = at.parent
+
+
+def move_window(tree: TreeState, held: Lock, band: int, first: int, stamp: int, touched: int) -> None:
+    """The reader reads from page `first` on. Nodes it leaves were used at `stamp` if they end at or before
+    page `touched`."""
+    before = held.first[band]
+    node: Node | None = held.node
+    while node is not None and node.end > before:
+        was, now = max(before, node.start), max(first, node.start)
+        if was < now:
+            starts = node.starts[band]
+            starts[was] -= 1
+            if not starts[was]:
+                del starts[was]
+            if now < node.end:
+                starts[now] = starts.get(now, 0) + 1
+            elif stamp >= 0 and node.end <= touched:
+                node.stamps[band] = stamp
+            tree.refloor(node, band)
+            tree.offer(node, band)
+        node = node.parent
+    held.first[band] = first
+
+
+def _count_hit(tree: TreeState, held: Lock) -> None:
+    """What a lock found was hit: the policy learns how long that took, and the path what it is good for."""
+    if not held.hit_pages:
+        return
+    owner = tree.shape.owner
+    for node in path_up(held.hit_node, held.node.space.root):
+        used = node.stamps[owner]
+        if used <= held.made:
+            tree.policy.used(node, held.made - used)
+        node.hits += 1
+    if not held.hit_node.ended:
+        held.hit_node.ended = True
+        derive(tree, held.hit_node)
+
+
+def _touch_ends(tree: TreeState, held: Lock, stamp: int) -> None:
+    """Where a continuation would start was used, as what it reads was: the state nearest to the reader's end, and the
+    turn that its path has come to."""
+    shape = tree.shape
+    for node in path_up(held.node, held.node.space.root):
+        if node.turn < held.turn and len(node.children) < 2:
+            node.turn = held.turn
+    at: Node | None = held.node if shape.state >= 0 else None
+    while at is not None and not at.slot:
+        at = at.parent
+    if at is not None:
+        at.stamps[shape.state] = stamp
+        first = shape.window_first(at.end * shape.page_size)
+        for band, _ in shape.windows:
+            before: Node | None = at
+            while before is not None and before.end > first[band]:
+                before.stamps[band] = stamp
+                before = before.parent
+    for node in path_up(held.node, held.node.space.root):
+        for band in range(shape.count):
+            tree.offer(node, band)
