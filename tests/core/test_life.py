@@ -9,9 +9,10 @@ import pytest
 
 from allocator.capacity import CapacityRefusal, Demand
 from allocator.errors import InvariantBroken
-from daemon.core import inputs
+from daemon.core import inputs, pressure
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory
+from daemon.core.outputs import Outputs
 from daemon.core.reasons import END_TEXT, EndReason
 from daemon.core.requests import END_EVENT, HOLDING, LIFE, LIVE, QUEUED, Event, State, step_life
 from tests.core.scenes import (
@@ -112,7 +113,7 @@ def test_the_scenes_walk_every_other_row(walked: set[Pair], monkeypatch: pytest.
 
 
 def retract_a_parked_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain that refuses the first question of two ticks: a lone row parks, and is a victim once it has company."""
+    """A chain that refuses one question: a lone row parks, nobody is admitted beside it, and its place is asked for."""
     config = CoreConfig(page_size=1, max_running_requests=2, max_batched_tokens=8, overlap=False)
     world = World(config, caching=False)
     world.send("a", 1, 9)
@@ -129,10 +130,10 @@ def retract_a_parked_row(monkeypatch: pytest.MonkeyPatch) -> None:
     world.send("b", 4, 9)
     opinions[:] = [True]
     world.tick()
-    assert (stage(world, "a"), stage(world, "b")) == ("parked_row", "running")
-    world.report()
-    opinions[:] = [True]
-    world.tick()
+    assert (stage(world, "a"), stage(world, "b")) == ("parked_row", "waiting")
+    state = world.core._state
+    pressure.retract(state, state.requests[1], 2, {}, world.now_ns, Outputs(), "priority")
     assert stage(world, "a") == "retracted"
+    world.tick()
     world.run()
     world.check_rest(refused=True)
