@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config import ConfigError, parse_value, resolve
-from daemon.settings_table import BY_KEY, Setting
+from daemon.settings_table import BY_KEY
 from tools.planning.document import plan_document
 from tools.planning.errors import PlanError
 from tools.planning.mix import read_mix
 from tools.planning.show import show
 from tools.planning.stages import Ask, make_plan
+from tools.serve_flags import add_setting
 
 USAGE = 2
 LENGTHS = "512,2048,8192,32768"
@@ -49,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", metavar="MODEL", help="a directory with config.json, or such a file")
     for key in SETTINGS:
-        _add_setting(parser, BY_KEY[key])
+        add_setting(parser, key)
     add = parser.add_argument
     add("--tp", metavar="N", default="1", help="tensor ranks of each stage [1]")
     add("--pp", metavar="N", default="1", help="pipeline stages [1]")
@@ -60,16 +61,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mix", metavar="FILE", default="", help="a workload to price, one JSON object a line")
     add("--json", action="store_true", default=False, help="print one JSON object instead of tables")
     return parser
-
-
-def _add_setting(parser: argparse.ArgumentParser, row: Setting) -> None:
-    help_text = f"as of serve: {row.help}".replace("%", "%%")
-    aliases = ("--max-batched-tokens",) if row.key == "max-num-batched-tokens" else row.aliases
-    if row.kind == "switch":
-        parser.add_argument(row.negation, dest=row.attribute, action="store_const", const="false", help=help_text)
-    else:
-        metavar = "|".join(row.choices) or row.kind.upper()
-        parser.add_argument(row.flag, *aliases, dest=row.attribute, metavar=metavar, help=help_text)
 
 
 def ask_of(values: dict[str, Any]) -> Ask:

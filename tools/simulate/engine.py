@@ -58,9 +58,9 @@ class Times(NamedTuple):
     Attention's growth with the context is in neither: both are means over the contexts of the traffic.
     """
 
-    step_ns: int = 4_000_000
-    prefill_ns: int = 20_000
-    decode_ns: int = 100_000
+    step_ns: int = 2_000_000
+    prefill_ns: int = 10_000
+    decode_ns: int = 40_000
 
     def forward_ns(self, prompt_tokens: int, decoding: int) -> int:
         """Nanoseconds of one forward."""
@@ -138,8 +138,9 @@ class Engine:
         self.core_ns: list[int] = []
         self.prompt_tokens = 0  # scheduled, recomputed ones among them
         self.output_tokens = 0  # delivered
+        self.answered = 0  # requests that were refused, or all of whose choices ended
         self.busy_ns = 0  # the device's
-        self._tokens, self._clock, self._on_step = tokens, clock, on_step
+        self._tokens, self._clock, self.on_step = tokens, clock, on_step
         self._keep_decisions = keep_decisions
         self._device_free_ns = 0
         self._due: deque[_Due] = deque()
@@ -239,6 +240,12 @@ class Engine:
         cache = self.state.memory.cache
         return cache.held() if cache is not None else self.state.memory.none
 
+    def idle_units(self) -> Demand:
+        """Units per band that only the prefix cache holds: nobody reads them, and they are not pinned."""
+        assert self.state.memory is not None, "the epoch has begun"
+        cache = self.state.memory.cache
+        return cache.reclaimable() if cache is not None else self.state.memory.none
+
     # --- checks ---------------------------------------------------------------------------------------------------
 
     def check_counts(self) -> None:
@@ -299,8 +306,8 @@ class Engine:
             self._spent_ns = 0
         done_ns = max(self.now_ns, self._device_free_ns)
         self._due.append(_Due(done_ns, inputs.Reported(done_ns, step.epoch, step.seq, rows, generations, tokens)))
-        if self._on_step is not None:
-            self._on_step(step)
+        if self.on_step is not None:
+            self.on_step(step)
 
     def _run(self, forward: Forward) -> tuple[bytes, bytes, bytes]:
         """Let a forward take its time; the columns of its report."""
@@ -351,6 +358,7 @@ class Engine:
         sent = self.sent[message.id]
         if isinstance(message, Refused):
             sent.refused = message
+            self.answered += 1
         elif isinstance(message, Accepted):
             sent.accepted = message
             for number in range(message.first_request, message.first_request + message.n):
@@ -365,6 +373,7 @@ class Engine:
             self._lost.pop(message.request, None)
             if len(sent.ends) == sent.accepted.n:
                 self._acknowledge.append(message.id)
+                self.answered += 1
 
     def _acknowledge_ended(self) -> None:
         ids, self._acknowledge = self._acknowledge, []

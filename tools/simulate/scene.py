@@ -1,0 +1,297 @@
+"""Scene: what a command line asks to simulate, checked: trace, bands, arenas, policies, clock and settings.
+
+Owns the meaning of the flags and their errors. Must never run anything. Settings have the names, ranges and meanings of
+`bandmaster serve`; where another default makes a simulation of much traffic useful, `OWN_DEFAULTS` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from daemon.app import core_config
+from daemon.config import ConfigError, parse_value, resolve
+from daemon.core.limits import CoreConfig
+from daemon.settings_table import BY_KEY, Settings
+from ipc.messages import ModelFacts
+from tools.simulate.engine import Times, chain_start_bytes, one_stage
+from tools.simulate.errors import SimulateError
+from tools.simulate.run import Job, with_policy
+from tools.simulate.shape import Shape, shape_of_bands, shape_of_model
+from tools.simulate.trace import LENGTH_MAX, Trace, read_trace
+
+SETTINGS = (
+    "page-size",
+    "checkpoint-interval",
+    "state-cache",
+    "enable-prefix-caching",
+    "dtype",
+    "max-model-len",
+    "max-running-requests",
+    "max-queued-requests",
+    "max-num-batched-tokens",
+    "chunked-prefill-size",
+    "schedule-policy",
+    "reserve",
+    "disable-overlap",
+    "invariants",
+)
+"""The settings of `bandmaster serve` that a simulation reads."""
+
+OWN_DEFAULTS = {
+    "page-size": "64",
+    "max-num-batched-tokens": "8192",
+    "chunked-prefill-size": "8192",
+    "max-running-requests": "256",
+    "max-queued-requests": "1000000",
+}
+EVICTIONS = ("value", "lru", "lfu", "fifo", "priority")
+CHECKPOINTS = ("likely", "grid")
+FRACTION_MAX = 100.0
+NS_PER_US_MAX = 10**9
+SPEED_MAX = 10**6
+
+
+class Arena(NamedTuple):
+    """One size to simulate: its name, all its bytes, and those of its chain."""
+
+    name: str
+    arena_bytes: int
+    chain_bytes: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A checked command line; `grid` is the checkpoint interval where states are kept on one, else 0."""
+
+    trace: Trace
+    shape: Shape
+    config: CoreConfig
+    settings: Settings
+    times: Times
+    speed: float
+    policies: tuple[tuple[str, str], ...]
+    sizes: tuple[int, ...]
+    fractions: tuple[tuple[str, float], ...]
+    at_a_time: int
+    notes: list[str] = field(default_factory=list)
+    arena_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self.config.page_size
+
+    @property
+    def caching(self) -> bool:
+        """Whether there is a prefix cache."""
+        return self.config.enable_prefix_caching
+
+    @property
+    def grid(self) -> int:
+        """Tokens between two places where a state may be kept; 0: anywhere, or there is none."""
+        keeps = self.shape.interval and self.config.state_cache == "extra_buffer" and self.caching
+        return self.shape.interval if keeps else 0
+
+    def arenas(self, everything_bytes: int) -> list[Arena]:
+        """All sizes, given what everything takes; raises SimulateError where one holds no unit of each band."""
+        start = chain_start_bytes(self.shape.bands)
+        wanted = [(_size_name(size), size) for size in self.sizes]
+        wanted += [(name, start + math.ceil(part * everything_bytes)) for name, part in self.fractions]
+        arenas = []
+        for name, size in wanted:
+            try:
+                one_stage(self.shape.bands, self.page_size, size)
+            except ValueError as error:
+                raise SimulateError(f"arena {name}: {error}") from error
+            self.arena_bytes[name] = size
+            arenas.append(Arena(name, size, size - start))
+        return arenas
+
+    def jobs(self, everything_bytes: int) -> list[Job]:
+        """Every arena under every policy."""
+        longest = self.shape.max_model_len or self.trace.longest
+        if self.config.max_model_len:
+            longest = min(longest, self.config.max_model_len)
+        facts = ModelFacts("simulated", self.shape.origin, self.trace.vocab_size, longest, "none")
+        return [
+            Job(
+                arena=arena.name,
+                policy=_policy_name(eviction, checkpoints),
+                config=with_policy(self.config, eviction, checkpoints),
+                geometry=one_stage(self.shape.bands, self.page_size, arena.arena_bytes),
+                facts=facts,
+                times=self.times,
+                speed=self.speed,
+                invariants=self.settings.invariants,
+            )
+            for arena in self.arenas(everything_bytes)
+            for eviction, checkpoints in self.policies
+        ]
+
+
+def make_scene(values: Mapping[str, Any]) -> Scene:
+    """From the parsed command line; raises SimulateError, and ConfigError for a setting of `bandmaster serve`."""
+    flags = {
+        BY_KEY[key].attribute: values[BY_KEY[key].attribute] for key in SETTINGS if BY_KEY[key].attribute in values
+    }
+    policies = tuple(_policy(text) for text in _several("--policy", values["policy"]))
+    sizes, fractions = _arena_sizes(values)
+    for name in ("per_request", "plot"):
+        _claim(f"--{name.replace('_', '-')}", values[name])
+    shape, settings = _shape_and_settings(values, flags)
+    block = _whole("--block-tokens", values["block_tokens"], 1, LENGTH_MAX)
+    trace = read_trace(values["trace"], block, _whole("--requests", values["requests"], 0, 1 << 40))
+    notes = list(shape.notes)
+    if trace.unused:
+        notes.append(f"these fields of the trace say nothing here: {', '.join(trace.unused)}")
+    if shape.max_model_len and trace.longest > shape.max_model_len:
+        notes.append(f"requests of more than the model's {shape.max_model_len:,d} tokens are refused")
+    return Scene(
+        trace=trace,
+        shape=shape,
+        config=core_config(settings),
+        settings=settings,
+        times=Times(*(_time_ns(f"--{name}-us", values[f"{name}_us"]) for name in ("step", "prefill", "decode"))),
+        speed=_number("--speed", values["speed"], 1e-6, SPEED_MAX),
+        policies=policies,
+        sizes=sizes,
+        fractions=fractions,
+        at_a_time=_whole("--jobs", values["jobs"], 1, 1024),
+        notes=notes,
+    )
+
+
+def _shape_and_settings(values: Mapping[str, Any], flags: dict[str, Any]) -> tuple[Shape, Settings]:
+    """The bands, and the settings with the checkpoint grid that a band named."""
+    if bool(values["band"]) == bool(values["model"]):
+        both = "--band and --model both" if values["model"] else "neither --band nor --model"
+        raise SimulateError(f"{both} describe what is stored; give one of them")
+    flags = {**_own_defaults(flags), **flags}
+    if values["model"]:
+        settings = resolve("daemon", flags, {})
+        tp = _whole("--tp", values["tp"], 1, 1024)
+        keeps = settings.enable_prefix_caching and settings.state_cache == "extra_buffer"
+        arguments = (settings.dtype, settings.page_size, settings.checkpoint_interval, keeps, tp)
+        return shape_of_model(values["model"], *arguments), settings
+    if values["tp"] != "1":
+        raise SimulateError(f"--tp {values['tp']} divides a model's layers; --band has the bytes of one rank already")
+    page_size = int(parse_value(BY_KEY["page-size"], flags["page_size"], "flag"))
+    shape = shape_of_bands(values["band"], page_size)
+    if shape.interval:
+        if "checkpoint_interval" in flags:
+            raise SimulateError(
+                f"--checkpoint-interval {flags['checkpoint_interval']}: --band state:{shape.interval} has it already"
+            )
+        flags["checkpoint_interval"] = str(shape.interval)
+    return shape, resolve("daemon", flags, {})
+
+
+def _own_defaults(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults for what is not given; those that a given one bounds follow it, as they do in `serve`."""
+    own = {BY_KEY[key].attribute: value for key, value in OWN_DEFAULTS.items()}
+    budget = str(flags.get("max_num_batched_tokens", "")).strip()
+    if budget.isdecimal():
+        for name in ("chunked_prefill_size", "max_running_requests"):
+            own[name] = str(min(int(own[name]), int(budget)))
+    if flags.get("state_cache") == "no_buffer":
+        own["page_size"] = "1"
+    return own
+
+
+def _policy(text: str) -> tuple[str, str]:
+    eviction, slash, checkpoints = text.partition("/")
+    if eviction not in EVICTIONS or (slash and checkpoints not in CHECKPOINTS):
+        raise SimulateError(
+            f"--policy {text!r} is none of {', '.join(EVICTIONS)}, with /{' or /'.join(CHECKPOINTS)} behind it or not"
+        )
+    return eviction, checkpoints or CHECKPOINTS[0]
+
+
+def _policy_name(eviction: str, checkpoints: str) -> str:
+    return eviction if checkpoints == CHECKPOINTS[0] else f"{eviction}/{checkpoints}"
+
+
+def _arena_sizes(values: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[tuple[str, float], ...]]:
+    if values["arena_bytes"] and values["arena_fraction"]:
+        raise SimulateError("--arena-bytes and --arena-fraction both say how large arenas are; give one of them")
+    row = BY_KEY["arena-bytes"]
+    sizes = []
+    for text in _several("--arena-bytes", values["arena_bytes"]):
+        try:
+            sizes.append(int(parse_value(row, text, "flag")))
+        except ConfigError:
+            sizes.append(0)
+        if not sizes[-1]:
+            raise SimulateError(
+                f"--arena-bytes {text!r} is no size of at least {int(row.low or 0):,d} bytes; write 80GiB"
+            )
+    if sizes:
+        return tuple(sizes), ()
+    parts = _several("--arena-fraction", values["arena_fraction"] or "20%")
+    return (), tuple((_fraction_name(part), part) for part in map(_fraction, parts))
+
+
+def _fraction(text: str) -> float:
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)(%?)", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < value <= FRACTION_MAX:
+        raise SimulateError(
+            f"--arena-fraction {text!r} is no part above 0, like 5% or 0.05, and at most {FRACTION_MAX:g}"
+        )
+    return value
+
+
+def _fraction_name(part: float) -> str:
+    return f"{part * 100:g}%"
+
+
+def _size_name(size: int) -> str:
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if size % factor == 0 and size >= factor:
+            return f"{size // factor:,d} {unit}"
+    return f"{size:,d} B"
+
+
+def _several(flag: str, text: str) -> list[str]:
+    """Comma-separated entries, none twice; empty text has none."""
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    doubled = [part for at, part in enumerate(parts) if part in parts[:at]]
+    if "" in parts or doubled:
+        raise SimulateError(f"{flag} {text!r}: {f'{doubled[0]} is there twice' if doubled else 'an entry is empty'}")
+    return parts
+
+
+def _whole(flag: str, text: str, low: int, high: int) -> int:
+    if not text.strip().isdecimal() or not low <= int(text) <= high:
+        raise SimulateError(f"{flag}: {text!r} is no whole number from {low} to {high}")
+    return int(text)
+
+
+def _number(flag: str, text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise SimulateError(f"{flag}: {text!r} is no number from {low:g} to {high:g}")
+    return value
+
+
+def _time_ns(flag: str, text: str) -> int:
+    return round(_number(flag, text, 0, NS_PER_US_MAX) * 1000)
+
+
+def _claim(flag: str, path: str) -> None:
+    """See that a result file can be written before anything runs for minutes."""
+    if not path:
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise SimulateError(f"{flag} {path} cannot be written: {error}") from error
