@@ -20,13 +20,19 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "idle": ("tools.bench_idle", "processor time of all processes of a server that has nothing to do"),
     "floor": ("tools.bench_floor", "a decode step beside the bare products of the model's shapes"),
     "kernels": ("tools.bench_kernels", "the kernels of this machine, beside a measured copy and a measured product"),
+    "pressure": ("tools.bench_pressure", "what stays of hot prompts while cold ones pass, beside a published table"),
+    "oversubscription": (
+        "tools.bench_oversubscription",
+        "throughput, retractions and work done twice in arenas that get too small",
+    ),
     "model": ("tools.bench_model", "the forward of a model on this machine, beside `transformers`"),
 }
 
 
 def usage() -> str:
     """The list of benchmarks as text."""
-    lines = [f"  {name:9} {text}" for name, (_, text) in BENCHMARKS.items()]
+    width = max(map(len, BENCHMARKS))
+    lines = [f"  {name:<{width}} {text}" for name, (_, text) in BENCHMARKS.items()]
     return "\n".join(["usage: bandmaster bench NAME [--json] [options]", "", *lines, ""])
 
 
