@@ -149,7 +149,7 @@ def test_M3_every_live_request_shows_stage_age_units_and_what_it_waits_for(seed:
     """In any workload: the views add up to the live units, ages grow, and whoever waits says for what."""
     workload = Workload(seed, pressed=True, caching=True)
     world = workload.world
-    for _ in range(150):
+    for _ in range(120):
         workload.act()
         view, core = world.core.view(world.now_ns), world.core._state
         assert core.memory is not None
@@ -175,7 +175,7 @@ def test_whoever_a_pass_looked_at_and_left_is_noted(seed: int) -> None:
     workload = Workload(seed, pressed=True)
     world = workload.world
     passes = 0
-    for _ in range(200):
+    for _ in range(120):
         workload.act()
         core = world.core._state
         if core.totals.passes == passes:

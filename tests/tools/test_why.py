@@ -362,7 +362,10 @@ def test_every_end_has_its_sentence(reason: EndReason) -> None:
 
 
 WAITED = {
-    "memory": ({"units": 9, **SHORT}, "memory: 3 units of band window:20 short on stage 0; units 9"),
+    "memory": (
+        {"units": 9, **SHORT},
+        "memory: 3 units of band window:20 short on stage 0; it and what is promised to others take 9 units",
+    ),
     "protected": (
         SHORT,
         "retracted so often that it is protected, and all such requests must fit together; "

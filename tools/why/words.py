@@ -41,10 +41,16 @@ def joined(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _promised(numbers: Numbers) -> str:
+    """What an admission asked for, beside where it is short."""
+    asked = f"it and what is promised to others take {units(numbers['units'], 'unit')}" if "units" in numbers else ""
+    return joined(asked, rest(numbers, ("units_short", "stage", "band", "units")))
+
+
 # --- why a pass passed a request over --------------------------------------------------------------------------------
 
 WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
-    "memory": lambda n, b: joined("memory: " + (short(n, b) or "it does not fit now"), rest(n)),
+    "memory": lambda n, b: joined("memory: " + (short(n, b) or "it does not fit now"), _promised(n)),
     "protected": lambda n, b: joined(
         "retracted so often that it is protected, and all such requests must fit together", short(n, b)
     ),
@@ -135,7 +141,8 @@ def _relief(told: Decided, bands: Bands) -> str:
 
 def _evicted(told: Decided, bands: Bands) -> str:
     gave = ", ".join(f"{units(n, 'unit')} of {name.removeprefix('units_')}" for name, n in told.numbers.items())
-    return f"the prefix cache gave up {gave}"
+    why = ", beyond the quota of their namespace" if told.reason == "quota" else ""
+    return f"the prefix cache gave up {gave}{why}"
 
 
 def _plain(told: Decided, bands: Bands) -> str:
