@@ -14,23 +14,29 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from allocator.errors import InvariantBroken
 from daemon.core.tree_nodes import NOT_QUEUED, Node
 from daemon.core.tree_shape import TreeShape
 from daemon.core.value import ValuePerByte
+from daemon.core.visits import Visits
 
 SPARE_ENTRIES = 64  # a queue is rebuilt when more than half of it, and more than this, is out of date
-CLASSES_MAX = 64  # a power of two: a queued component's mark is its rank times this plus its class
+CLASSES_MAX = 256  # a power of two: a queued component's mark is its rank times this plus its class
 PRIORITY_OFFSET = 1 << 21  # above the highest priority of a request
 STAMPS_MAX = 1 << 48
 
 
 class Policy(Protocol):
-    """Ranks components for eviction; pure functions of nodes and of numbers that the policy learned from `used`."""
+    """Ranks components for eviction: pure functions of nodes and of what was learned of `visits`."""
 
     classes: int
+    visits: Visits | None
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """As long as it is the same, a component in its place has the same value."""
 
     def place(self, node: Node, band: int) -> tuple[int, int]:
         """Class (below `classes`) and rank (at least 0) under which a component that can be evicted waits."""
@@ -38,23 +44,16 @@ class Policy(Protocol):
     def limit(self, node: Node, band: int) -> int:
         """The page before which window units go together as the class that `place` says; at most the node's floor."""
 
-    def value(self, band: int, class_: int, rank: int, now: int) -> int:
-        """What the head of a class is worth at `now`; the lowest goes first."""
-
-    def used(self, node: Node, age: int) -> None:
-        """A hit ran through a node that was used last `age` ago; asked before the node's marks change."""
-
-    def gone(self, node: Node, band: int, age: int) -> None:
-        """Something of a component was given up, `age` after its last use."""
-
-    def content(self) -> list[Any]:
-        """What the state digest covers of what was learned."""
+    def value(self, node: Node, class_: int, rank: int) -> int:
+        """What the head of a class is worth at this moment; the lowest goes first."""
 
 
 class Ranked:
     """A policy of one class: whatever ranks lowest goes first, of any band."""
 
     classes = 1
+    visits: Visits | None = None
+    moment = (0, 0)
 
     def __init__(self, rank: Callable[[Node, int], int]) -> None:
         self._rank = rank
@@ -67,19 +66,9 @@ class Ranked:
         """Every unread unit."""
         return node.floor[band]
 
-    def value(self, band: int, class_: int, rank: int, now: int) -> int:
+    def value(self, node: Node, class_: int, rank: int) -> int:
         """The rank itself."""
         return rank
-
-    def used(self, node: Node, age: int) -> None:
-        """Nothing is learned."""
-
-    def gone(self, node: Node, band: int, age: int) -> None:
-        """Nothing is learned."""
-
-    def content(self) -> list[Any]:
-        """Nothing was learned."""
-        return []
 
 
 def least_recently_used(shape: TreeShape) -> Ranked:
@@ -132,9 +121,13 @@ class EvictionOrder:
         # By band times CLASSES_MAX plus class; made when something waits there first.
         self._heaps: dict[int, list[tuple[int, int, Node]]] = {}
         self._waiting: dict[int, int] = {}  # nodes whose mark says that they wait there
+        # What the head of a class was worth at a moment; nothing but a memory of what would be worked out again.
+        self._values: dict[int, tuple[tuple[int, int, Node], tuple[int, int], tuple[bool, int, int, int, int]]] = {}
 
     def evictable(self, node: Node, band: int) -> bool:
         """Whether this component could be given up now: a leaf's pages, a window's unread units, an unread state."""
+        if node.gone:
+            return False
         if band == self._owner:
             return not node.locks and not node.children and node.parent is not None
         if band == self._state:
@@ -185,7 +178,7 @@ class EvictionOrder:
                 detail = f"node {node.serial} can be evicted from band {band} and does not wait in class {class_}"
                 raise InvariantBroken("core.prefix_tree", detail)
 
-    def pop(self, only: int | None, now: int) -> tuple[Node, int] | None:
+    def pop(self, only: int | None) -> tuple[Node, int] | None:
         """Takes out the next victim and its band, of one band or of all; None when nothing can be evicted.
 
         Of equal values the lower rank goes first; of equal ranks a leaf's pages, which take everything else along, then
@@ -193,25 +186,31 @@ class EvictionOrder:
         """
         best: tuple[bool, int, int, int, int] | None = None
         chosen = 0
+        moment = self._policy.moment
         for key in list(self._heaps):
-            band, class_ = divmod(key, CLASSES_MAX)
-            if only is not None and band != only:
+            if only is not None and key // CLASSES_MAX != only:
                 continue
             top = self._top(key)
             if top is None:
                 del self._heaps[key]
                 continue
-            pinned = class_ == self._pinned
-            value = top[0] if pinned else self._policy.value(band, class_, top[0], now)
-            place = (pinned, value, top[0], -band, top[1])
-            if best is None or place < best:
-                best, chosen = place, key
+            known = self._values.get(key)
+            if known is None or known[0] is not top or known[1] != moment:
+                known = self._values[key] = (top, moment, self._worth(key, top))
+            if best is None or known[2] < best:
+                best, chosen = known[2], key
         if best is None:
             return None
         node = heapq.heappop(self._heaps[chosen])[2]
         band = chosen // CLASSES_MAX
         self.forget(node, band)
         return node, band
+
+    def _worth(self, key: int, top: tuple[int, int, Node]) -> tuple[bool, int, int, int, int]:
+        band, class_ = divmod(key, CLASSES_MAX)
+        rank, serial, node = top
+        pinned = class_ == self._pinned
+        return pinned, rank if pinned else self._policy.value(node, class_, rank), rank, -band, serial
 
     def _place(self, node: Node, band: int) -> tuple[int, int]:
         until = node.state_pinned_until if band == self._state else node.pinned_until

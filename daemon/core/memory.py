@@ -81,6 +81,7 @@ class Memory:
         self.retires_by_page = self.cache is not None and self.state < 0
         self._quotas = bool(config.cache_quotas) or config.cache_quota_ppm < PPM
         self.evicted = {band.name: 0 for band in bands}  # units that were taken from the cache, for metrics
+        self.quota_evicted = dict(self.evicted)  # of those, units beyond the quota of their namespace
         self.none: Demand = (0,) * len(bands)
         self._chunk_tokens = max(1, min(config.chunked_prefill_size, config.max_batched_tokens))
         self._per_page = self.demand(1)
@@ -165,12 +166,15 @@ class Memory:
     def keep_quota(self, namespace: str) -> None:
         """What a namespace holds in the cache beyond its quota goes, as far as nobody reads it."""
         if self.cache is not None and self._quotas:
-            self._freed(self.cache.shrink(namespace))
+            parts = self.cache.shrink(namespace)
+            self._freed(parts)
+            for band, ids in zip(self.chain.bands, parts, strict=True):
+                self.quota_evicted[band.name] += len(ids)
 
-    def expire_pins(self, now_ns: int) -> None:
-        """Pins of the cache that lasted until now or shorter are over."""
+    def at(self, now_ns: int) -> None:
+        """The time of an input: pins of the cache end, and what it holds is that much older."""
         if self.cache is not None:
-            self.cache.expire_pins(now_ns)
+            self.cache.at(now_ns)
 
     def give_back(self, parts: Parts) -> None:
         """Units that their owner holds no longer; one `Free` carries all that come back before the next question."""

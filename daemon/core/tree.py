@@ -28,11 +28,13 @@ from daemon.core import tree_give, tree_locks
 from daemon.core.eviction import PolicyOf, least_recently_used
 from daemon.core.tree_check import check_locks, check_nodes, nodes_of, pinned_of, totals_of
 from daemon.core.tree_give_up import Enough, Eviction
-from daemon.core.tree_nodes import Inserted, Lock, Match
+from daemon.core.tree_nodes import Inserted, Lock, Match, Reader
 from daemon.core.tree_pins import Pins
 from daemon.core.tree_scan import Scan
 from daemon.core.tree_shape import TreeShape
 from daemon.core.tree_state import TreeState, path_up
+
+NOBODY = Reader()
 
 
 class PrefixTree:
@@ -96,6 +98,7 @@ class PrefixTree:
             window_first=shape.window_first(tokens_usable),
             slot=slot,
             node=scan.node,
+            deepest=scan.deepest,
             asked_tokens=asked,
             version=tree.version,
         )
@@ -164,9 +167,9 @@ class PrefixTree:
 
     # --- readers -------------------------------------------------------------------------------------------------
 
-    def lock(self, match: Match, priority: int = 0) -> Lock:
+    def lock(self, match: Match, reader: Reader = NOBODY) -> Lock:
         """Hold a match against eviction, whatever it found; nothing may have changed since it was made."""
-        return tree_locks.lock(self._tree, match, priority)
+        return tree_locks.lock(self._tree, match, reader)
 
     def unlock(self, lock: Lock, touch: bool = True) -> None:
         """Let go; the lock is dead afterwards. `touch`: what it held was used. A refused plan says False."""
@@ -188,8 +191,11 @@ class PrefixTree:
         """
         return self._pins.pin(self._tree, match, until_ns)
 
-    def expire_pins(self, now_ns: int) -> None:
-        """Pins that lasted until now or shorter are over."""
+    def at(self, now_ns: int) -> None:
+        """Time passed: pins that lasted until now or shorter are over, and visits are that much older."""
+        self._tree.now_ms = now_ns // 1_000_000
+        if self._tree.visits is not None:
+            self._tree.visits.now_ms = self._tree.now_ms
         self._pins.expire(self._tree, now_ns)
 
     # --- changes -------------------------------------------------------------------------------------------------
@@ -203,7 +209,6 @@ class PrefixTree:
         slot: int,
         lock: Lock,
         kind: int = 0,
-        mark_tokens: int = 0,
     ) -> Inserted:
         """Give a row's pages to the tree, whole pages only; the row holds them through `lock`, extended in place.
 
@@ -211,10 +216,9 @@ class PrefixTree:
         long, of which the tree owns the first `lock.pages`. `window_first[band]` is the first table index whose window
         unit the row still holds. `slot` is the state after exactly these tokens, or 0, kept for what `kind` says. A
         page that the tree already has wins over the row's; a window unit or a state that it lacks is taken over.
-        `mark_tokens` is where the prompt ended, when that is known (0: not): the next request may leave the path there.
         """
         assert namespace == lock.namespace, "a row gives to the namespace it reads"
-        return tree_give.insert(self._tree, tokens, pages, window_first, slot, lock, kind, mark_tokens)
+        return tree_give.insert(self._tree, tokens, pages, window_first, slot, lock, kind)
 
     def place_state(self, lock: Lock, pages: int, slot: int, kind: int = 0) -> bool:
         """Give the state in `slot` after the first `pages` pages of the lock's path; False when the tree has one."""

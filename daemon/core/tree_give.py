@@ -13,10 +13,11 @@ import numpy as np
 
 from allocator.columns import Int32s, Int64s
 from daemon.core.tree_gift import Gift
-from daemon.core.tree_locks import hold_path, hold_windows, move_window, split
+from daemon.core.tree_locks import hold_path, hold_windows, move_window
 from daemon.core.tree_nodes import NO_PAGES, Inserted, Lock, Node
+from daemon.core.tree_paths import recall
 from daemon.core.tree_state import TreeState, path_up
-from daemon.core.tree_worth import derive, derive_states
+from daemon.core.tree_worth import derive, derive_states, split
 
 GROW_PAGES_MAX = 512  # a leaf of so many pages does not grow: growing copies it
 
@@ -29,14 +30,12 @@ def insert(
     slot: int,
     lock: Lock,
     kind: int,
-    mark_tokens: int,
 ) -> Inserted:
     """Give a row's pages to the tree, extending its lock in place; see `PrefixTree.insert`."""
     shape = tree.shape
     first, last = lock.pages, len(tokens) // shape.page_size
     assert first <= last <= len(pages), "what is given ends behind what is held, and has pages"
     if last == first and not (slot and last):
-        _mark(tree, lock, mark_tokens)
         return Inserted(last * shape.page_size, first, NO_PAGES, 0, (NO_PAGES,) * shape.count, [], False)
     data = tokens[first * shape.page_size : last * shape.page_size].tobytes()
     gift = Gift(pages, window_first)
@@ -62,7 +61,7 @@ def insert(
         node = child
     _extend(tree, lock, node)
     kept = bool(slot) and give_state(tree, node, slot, stamp, kind)
-    _mark(tree, lock, mark_tokens)
+    recall(tree, lock, tokens, first, last)
     free, rebinds = gift.result()
     return Inserted(last * shape.page_size, first, now, gift.duplicates, free, rebinds, kept)
 
@@ -97,7 +96,7 @@ def _attach(tree: TreeState, lock: Lock, parent: Node, tokens: bytes, pages: Int
     shape = tree.shape
     node = tree.node(parent, tokens, pages.copy())
     node.stamps = [stamp] * shape.count
-    node.born, node.turn, node.priority = stamp, lock.turn, lock.priority
+    node.born, node.priority = stamp, lock.reader.priority
     tree.hold(node, shape.owner, len(pages))
     for band, _ in shape.windows:
         node.first[band] = gift.first_held(node, band)
@@ -128,7 +127,7 @@ def _grow(tree: TreeState, lock: Lock, tokens: bytes, pages: Int32s, gift: Gift,
     node.pages = np.concatenate([node.pages, pages])
     node.end = lock.pages = old + len(pages)
     node.stamps, node.pin_first = [stamp] * shape.count, [node.end] * shape.count
-    node.ended, node.mark, node.turn = False, 0, lock.turn
+    node.ended, node.mark = False, 0
     tree.hold(node, shape.owner, len(pages))
     tree.locked[shape.owner] += len(pages)
     for band, _ in shape.windows:
@@ -168,17 +167,3 @@ def _extend(tree: TreeState, lock: Lock, node: Node) -> None:
     for at in path_up(node, old):
         for band, _ in tree.shape.windows:
             tree.offer(at, band)
-
-
-def _mark(tree: TreeState, lock: Lock, mark_tokens: int) -> None:
-    """Where the same prompt would be found to, on the lock's path: windows before that place are as good as its end's.
-
-    With states a match ends at one, wherever the prompt ended.
-    """
-    page = (mark_tokens - 1) // tree.shape.page_size if mark_tokens else 0
-    if page <= 0 or page > lock.pages or tree.shape.state >= 0 or not tree.shape.windows:
-        return
-    node = next(node for node in path_up(lock.node, None) if node.start < page)
-    if node.mark != page:
-        node.mark = page
-        derive(tree, node)

@@ -45,11 +45,10 @@ class Eviction:
         while not self._enough(tuple(self._freed)):
             if stop is not None and stop():
                 return False
-            victim = order.pop(only, tree.clock)
+            victim = order.pop(only)
             if victim is None:
                 return False
             node, band = victim
-            tree.policy.gone(node, band, tree.clock - node.stamps[band])
             if band == tree.shape.owner:
                 units = self._shrink_leaf(node)
             elif band == tree.shape.state:

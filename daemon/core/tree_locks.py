@@ -7,12 +7,13 @@ lock; `locked` counts each held unit once, whoever holds it.
 
 from __future__ import annotations
 
-from daemon.core.tree_nodes import Lock, Match, Node
+from daemon.core.tree_nodes import Lock, Match, Node, Reader
+from daemon.core.tree_paths import leave, visit_before
 from daemon.core.tree_state import TreeState, path_up
-from daemon.core.tree_worth import derive
+from daemon.core.tree_worth import split
 
 
-def lock(tree: TreeState, match: Match, priority: int) -> Lock:
+def lock(tree: TreeState, match: Match, reader: Reader) -> Lock:
     """Hold a match against eviction, whatever it found; nothing may have changed since it was made."""
     assert match.version == tree.version, "a match is locked before the tree changes"
     pages = len(match.pages)
@@ -21,9 +22,17 @@ def lock(tree: TreeState, match: Match, priority: int) -> Lock:
         node = tree.space(match.namespace).root
     elif node.end > pages:
         node = split(tree, node, pages)
-    turn = node.turn + 1 if pages else 0
     held = Lock(
-        match.namespace, node, pages, pages, list(match.window_first), node, tree.clock, turn=turn, priority=priority
+        namespace=match.namespace,
+        node=node,
+        pages=pages,
+        hit_pages=pages,
+        first=list(match.window_first),
+        hit_node=node,
+        reader=reader,
+        made_ms=tree.now_ms,
+        matched_tokens=match.matched_tokens,
+        before=visit_before(match),
     )
     hold_path(tree, node, None)
     hold_windows(tree, held, node, None)
@@ -40,8 +49,6 @@ def lock(tree: TreeState, match: Match, priority: int) -> Lock:
 def unlock(tree: TreeState, held: Lock, touch: bool) -> None:
     """Let go; `touch`: what it held was used."""
     assert tree.open_locks > 0, "a lock is let go once"
-    if touch:
-        _count_hit(tree, held)
     if held.state_node is not None:
         release_state(tree, held, touch)
     stamp = tree.tick() if touch else -1
@@ -55,12 +62,16 @@ def unlock(tree: TreeState, held: Lock, touch: bool) -> None:
         node.locks -= 1
         if touch:
             node.stamps[shape.owner] = stamp
-            node.priority = max(node.priority, held.priority)
+            node.priority = max(node.priority, held.reader.priority)
         if not node.locks:
             tree.locked[shape.owner] -= node.end - node.start
             tree.offer(node, shape.owner)
     if touch:
-        _touch_ends(tree, held, stamp)
+        _touch_state(tree, held, stamp)
+        leave(tree, held)
+        for node in path_up(held.node, space.root):
+            for band in range(shape.count):
+                tree.offer(node, band)
     tree.drop_if_empty(space)
 
 
@@ -76,14 +87,6 @@ def release_state(tree: TreeState, held: Lock, touch: bool) -> None:
     if touch:
         node.stamps[tree.shape.state] = tree.tick()
     tree.offer(node, tree.shape.state)
-
-
-def split(tree: TreeState, node: Node, at: int) -> Node:
-    """Cut a node before page `at`, with what follows for both parts; the upper part."""
-    upper = tree.split(node, at)
-    derive(tree, node)
-    derive(tree, upper)
-    return upper
 
 
 def hold_path(tree: TreeState, node: Node, above: Node | None) -> None:
@@ -127,39 +130,18 @@ def move_window(tree: TreeState, held: Lock, band: int, first: int, stamp: int, 
     held.first[band] = first
 
 
-def _count_hit(tree: TreeState, held: Lock) -> None:
-    """What a lock found was hit: the policy learns how long that took, and the path what it is good for."""
-    if not held.hit_pages:
-        return
-    owner = tree.shape.owner
-    for node in path_up(held.hit_node, held.node.space.root):
-        used = node.stamps[owner]
-        if used <= held.made:
-            tree.policy.used(node, held.made - used)
-        node.hits += 1
-    if not held.hit_node.ended:
-        held.hit_node.ended = True
-        derive(tree, held.hit_node)
-
-
-def _touch_ends(tree: TreeState, held: Lock, stamp: int) -> None:
-    """Where a continuation would start was used, as what it reads was: the state nearest to the reader's end, and the
-    turn that its path has come to."""
+def _touch_state(tree: TreeState, held: Lock, stamp: int) -> None:
+    """The state nearest to a reader's end is where a continuation starts: it was used, as what it reads was."""
     shape = tree.shape
-    for node in path_up(held.node, held.node.space.root):
-        if node.turn < held.turn and len(node.children) < 2:
-            node.turn = held.turn
     at: Node | None = held.node if shape.state >= 0 else None
     while at is not None and not at.slot:
         at = at.parent
-    if at is not None:
-        at.stamps[shape.state] = stamp
-        first = shape.window_first(at.end * shape.page_size)
-        for band, _ in shape.windows:
-            before: Node | None = at
-            while before is not None and before.end > first[band]:
-                before.stamps[band] = stamp
-                before = before.parent
-    for node in path_up(held.node, held.node.space.root):
-        for band in range(shape.count):
-            tree.offer(node, band)
+    if at is None:
+        return
+    at.stamps[shape.state] = stamp
+    first = shape.window_first(at.end * shape.page_size)
+    for band, _ in shape.windows:
+        before: Node | None = at
+        while before is not None and before.end > first[band]:
+            before.stamps[band] = stamp
+            before = before.parent

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allocator.columns import Int32s
+from daemon.core.visits import Visit
 
 NO_PAGES: Int32s = np.zeros(0, np.int32)
 NO_PAGES.setflags(write=False)
@@ -35,9 +36,10 @@ class Node:
     entries that make no sense for a band stay as they began.
 
     What policies rank by: `stamps[band]` is when that component was used last, `born` when the node came, `hits` how
-    many hits reached its end, `turn` how many requests in a row had built on one another when it was used last,
-    `priority` the highest of those that used it, `kind` what its state was kept for. `mark` is the last page end that a
-    prompt ending in this node can be matched to (0: none does), `ended` whether a hit ended at the node's end.
+    many hits ran through it, `priority` the highest of those that used it, `kind` what its state was kept for. `mark`
+    is the last page end that a prompt ending in this node can be matched to (0: none does), `ended` whether a hit ended
+    at the node's end. `visit` is the newest visit that came through, of whose path it is the `tail` or not, `sharers`
+    how often that was one of another line. `gone`: it is no part of the tree any more.
 
     What `tree_worth` derives: `reach[band]` units before the end are read by likely match ends at and below it, `below`
     by those below alone; `usable`: a match can end in it; `passed`: the one continuation of its state leads to a later
@@ -53,6 +55,7 @@ class Node:
         "ended",
         "first",
         "floor",
+        "gone",
         "hits",
         "kind",
         "locks",
@@ -66,6 +69,7 @@ class Node:
         "queued",
         "reach",
         "serial",
+        "sharers",
         "slot",
         "space",
         "stamps",
@@ -73,9 +77,10 @@ class Node:
         "starts",
         "state_locks",
         "state_pinned_until",
+        "tail",
         "tokens",
-        "turn",
         "usable",
+        "visit",
         "worth",
     )
 
@@ -98,9 +103,10 @@ class Node:
         self.locks = 0
         self.state_locks = 0
         self.stamps = [0] * bands
-        self.born = self.hits = self.turn = self.kind = self.mark = self.worth = 0
-        self.priority = 0
-        self.ended = self.passed = False
+        self.born = self.hits = self.kind = self.mark = self.worth = 0
+        self.priority = self.sharers = 0
+        self.ended = self.passed = self.tail = self.gone = False
+        self.visit: Visit | None = None
         self.usable = True
         self.reach, self.below = [0] * bands, [0] * bands
         self.pinned_until = self.state_pinned_until = 0
@@ -119,7 +125,8 @@ class Node:
         self.start, self.parent = at, upper
         upper.children[self.tokens[:page_bytes]] = self
         upper.locks, upper.stamps = self.locks, list(self.stamps)
-        upper.born, upper.hits, upper.turn, upper.priority = self.born, self.hits, self.turn, self.priority
+        upper.born, upper.hits, upper.priority = self.born, self.hits, self.priority
+        upper.visit, upper.tail, upper.sharers = self.visit, self.tail, self.sharers
         upper.pinned_until = self.pinned_until
         if self.mark and self.mark <= at:
             upper.mark, self.mark = self.mark, 0
@@ -140,7 +147,8 @@ class Node:
         locked = [sorted(starts.items()) for starts in self.starts]
         identity = [self.serial, self.start, self.tokens, self.pages.tobytes()]
         held = [*identity, self.first, self.slot, self.locks, locked, self.state_locks, self.stamps]
-        used = [self.born, self.hits, self.turn, self.priority, self.kind, self.mark, self.ended]
+        visit = self.visit.content() if self.visit is not None else 0
+        used = [self.born, self.hits, self.priority, self.kind, self.mark, self.ended, visit, self.tail, self.sharers]
         derived = [self.reach, self.below, self.usable, self.passed, self.worth]
         return [*held, *used, *derived, self.pinned_until, self.state_pinned_until, self.pin_first]
 
@@ -166,7 +174,8 @@ class Match(NamedTuple):
     `tokens` can be used, `matched_tokens` full-attention pages alone would give. `cut` is what ended the usable part:
     empty (all that was asked for), `full` (the tree knows no more tokens) or the name of the band that cut. `pages`
     (int32) are the usable part's virtual pages, `window_first[band]` the first of them whose window unit the next token
-    reads, `slot` the state after it (0: none). The first `asked_tokens` were looked up, at the tree's `version`.
+    reads, `slot` the state after it (0: none). The first `asked_tokens` were looked up, at the tree's `version`. `node`
+    is where the usable part ends, `deepest` where the known one does.
     """
 
     namespace: str
@@ -177,8 +186,17 @@ class Match(NamedTuple):
     window_first: tuple[int, ...]
     slot: int
     node: Node | None
+    deepest: Node | None
     asked_tokens: int
     version: int
+
+
+class Reader(NamedTuple):
+    """Who reads: its `priority`, the length of its prompt (0: not known), and whether it goes on after a retraction."""
+
+    priority: int = 0
+    prompt_tokens: int = 0
+    resumed: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +204,8 @@ class Lock:
     """What one reader holds: the whole path to `node`, each window from `first[band]` on, and `state_node`'s state.
 
     `pages` is where it ends, `hit_pages` where it ended when it was made, in `hit_node`: what lies before was found,
-    not given. `made` is when that was, `turn` how many requests before built on one another (0: nothing was found).
+    not given. `reader` is who reads, `made_ms` when it began, `matched_tokens` what the tree knew of it then, and
+    `before` the visit from which it seems to go on.
     """
 
     namespace: str
@@ -195,16 +214,18 @@ class Lock:
     hit_pages: int
     first: list[int]
     hit_node: Node
-    made: int
-    turn: int
-    priority: int = 0
+    reader: Reader
+    made_ms: int
+    matched_tokens: int
+    before: Visit | None = None
     state_node: Node | None = None
 
     def content(self) -> list[Any]:
         """What the state digest covers of this lock."""
         state = self.state_node.serial if self.state_node is not None else -1
         place = [self.node.serial, self.pages, self.hit_pages, self.first, state]
-        return [*place, self.hit_node.serial, self.made, self.turn, self.priority]
+        before = self.before.content() if self.before is not None else 0
+        return [*place, self.hit_node.serial, self.reader, self.made_ms, self.matched_tokens, before]
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from daemon.core.tree_locks import split
 from daemon.core.tree_nodes import Match, Node
 from daemon.core.tree_state import TreeState, path_up
+from daemon.core.tree_worth import split
 
 
 class Pins:

@@ -15,12 +15,13 @@ from daemon.core.tree_shape import TreeShape
 
 
 class Scan:
-    """`matched` pages in full attention, `usable` ones in every band, and the node in which the usable part ends."""
+    """`matched` pages in full attention, `usable` ones in every band, and the nodes in which they end."""
 
     def __init__(self, shape: TreeShape) -> None:
         self.matched = 0
         self.usable = 0
         self.node: Node | None = None
+        self.deepest: Node | None = None
         self._bands = shape.bands
         self._state = shape.state
         self._leads = shape.leads
@@ -32,7 +33,7 @@ class Scan:
     def enter(self, node: Node, end: int) -> None:
         """The path goes on through `node`, which matches up to page `end`."""
         assert node.start == self.matched < end <= node.end, "a path is walked without gaps"
-        self.matched = end
+        self.matched, self.deepest = end, node
         self._columns.append(node.pages)
         usable = True
         for band, lead in self._leads:

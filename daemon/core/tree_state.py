@@ -15,7 +15,7 @@ import numpy as np
 
 from allocator.columns import Int32s
 from daemon.core.eviction import EvictionOrder, Policy
-from daemon.core.tree_nodes import Node, Space
+from daemon.core.tree_nodes import NO_PAGES, Node, Space
 from daemon.core.tree_shape import TreeShape
 
 
@@ -24,14 +24,16 @@ class TreeState:
 
     def __init__(self, shape: TreeShape, policy: Policy, quota_of: Callable[[str], int]) -> None:
         self.shape = shape
-        self.policy = policy
+        self.visits = policy.visits
         self.spaces: dict[str, Space] = {}
         self.held = [0] * shape.count
         self.locked = [0] * shape.count
         self.open_locks = 0
         self.version = 0  # rises with every change of what a match could say
         self.clock = 0
+        self.now_ms = 0
         self.order = EvictionOrder(shape.count, shape.owner, shape.state, policy)
+        self._policy = policy
         self.space_orders: dict[str, EvictionOrder] = {}  # of the namespaces with a limit
         self._quota_of = quota_of
         self._serial = 0
@@ -51,7 +53,7 @@ class TreeState:
             self._serial += 1
             space = self.spaces[name] = Space(name, self._quota_of(name), shape.count, self._serial)
             if space.quota_bytes >= 0:
-                order = EvictionOrder(shape.count, shape.owner, shape.state, self.policy, shape.count)
+                order = EvictionOrder(shape.count, shape.owner, shape.state, self._policy, shape.count)
                 self.space_orders[name] = order
         return space
 
@@ -87,7 +89,9 @@ class TreeState:
             self.space_orders[node.space.name].offer(node, band)
 
     def forget(self, node: Node) -> None:
-        """A node is gone: nothing of it waits any more."""
+        """A node is gone: nothing of it waits any more, and who still knows it keeps no more than the way up."""
+        node.gone, node.visit = True, None
+        node.tokens, node.pages = b"", NO_PAGES
         for band in range(self.shape.count):
             self.order.forget(node, band)
             if node.space.quota_bytes >= 0:
@@ -130,8 +134,8 @@ class TreeState:
 
     def content(self) -> Iterator[bytes]:
         """Canonical bytes of everything that can influence a later answer, for the state digest."""
-        totals: list[Any] = [self.held, self.locked, self.clock, self._serial, self.open_locks, self.policy.content()]
-        yield msgspec.msgpack.encode(totals)
+        totals: list[Any] = [self.held, self.locked, self.clock, self._serial, self.open_locks, self.now_ms]
+        yield msgspec.msgpack.encode([totals, self.visits.content() if self.visits is not None else 0])
         for name in sorted(self.spaces):
             yield msgspec.msgpack.encode(name)
             stack = [self.spaces[name].root]

@@ -37,6 +37,14 @@ def derive(tree: TreeState, node: Node) -> None:
         above = above.parent
 
 
+def split(tree: TreeState, node: Node, at: int) -> Node:
+    """Cut a node before page `at`, with what follows for both parts; the upper part."""
+    upper = tree.split(node, at)
+    derive(tree, node)
+    derive(tree, upper)
+    return upper
+
+
 def derive_states(tree: TreeState, node: Node) -> None:
     """States came, went or parted at this node: derive which of it and of the last one above it are passed."""
     if tree.shape.state < 0:

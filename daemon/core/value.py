@@ -3,35 +3,35 @@
 Owns the classes of components, and the comparison of their heads. Must never keep a number that can differ between
 machines: everything is an integer. In a class the one that was used longest ago goes first.
 
-    value of a class's head  =  weight of the class x tokens saved per byte (a power of two) / time since its last use
+    value of a class's head  =  uses to be expected per time (`visits`)  x  tokens saved per byte (a power of two)
 
 Components that can serve no hit any more have no value and go first: pages and window units that no likely end reads,
-states whose window is gone. Those that an end needs, beside the component that the end itself stands for, go last: that
-one goes first and takes their value along.
+states whose window is gone; then what a later request left aside when it went on from the same visit. Those that an end
+needs, beside the component that the end itself stands for, go last: that one goes first and takes their value along.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from daemon.core.tree_nodes import Node
 from daemon.core.tree_shape import PROMPT_KIND, WORTHS, TreeShape
+from daemon.core.visits import CLASSES as VISITS
+from daemon.core.visits import Visits
 
-DEAD, FAR, NEAR, PASSED, NEEDED = range(5)
-INNER = 5  # states, and windows before ends, from which several paths lead on; a class for each worth
-ENDS = INNER + WORTHS  # where a path ends: a leaf's pages, the newest states of a path; by turn, then by worth
-TURNS = 4  # turns that are told apart: the first to the third, and all later ones
-CLASSES = ENDS + TURNS * WORTHS
+# Classes: without value; left aside; windows before no likely end, far from one and near to one; states that a later
+# one of the same path makes superfluous; tails; what an end needs. Then, for each worth: what several lines of visits
+# share; other ends from which a path leads on; ends of paths, by the class of their visit.
+DEAD, ASIDE, FAR, NEAR, PASSED, TAIL, NEEDED = range(7)
+SHARED = NEEDED + 1
+INNER = SHARED + WORTHS
+ENDS = INNER + WORTHS
+CLASSES = ENDS + VISITS * WORTHS
 
-VALUE_BITS = 40
+SHARERS_MIN = 3  # a node is shared when its visit was so often one of another line
+SHARED_TIMES = 4  # what is shared is expected to be used so many times as often as the best other path of its age
 NEVER = 1 << 100
 
-# What a likely use weighs beside that of a path that was used once; parts of 16.
-END_WEIGHTS = (16, 48, 64, 64)
-INNER_WEIGHT = 16
-PASSED_WEIGHT = 2
-NEAR_WEIGHT = 4
-FAR_WEIGHT = 1
+# By how many powers of two less likely a use of these is than one of the path's end.
+LESS = {INNER: 2, NEAR: 4, PASSED: 6, FAR: 8}
 
 
 class ValuePerByte:
@@ -40,13 +40,16 @@ class ValuePerByte:
     classes = CLASSES
 
     def __init__(self, shape: TreeShape) -> None:
+        self.visits: Visits | None = Visits()
+        self._visits = self.visits
         self._owner = shape.owner
         self._state = shape.state
         self._leads = dict(shape.leads)
-        weights = [0, FAR_WEIGHT << 5, NEAR_WEIGHT << 5, PASSED_WEIGHT << 5, 0]
-        weights += [INNER_WEIGHT << worth for worth in range(WORTHS)]
-        weights += [weight << worth for weight in END_WEIGHTS for worth in range(WORTHS)]
-        self._weights = [weight << VALUE_BITS for weight in weights]
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """That of what was learned."""
+        return self._visits.moment
 
     def place(self, node: Node, band: int) -> tuple[int, int]:
         """Its class, and when it was used last."""
@@ -58,7 +61,7 @@ class ValuePerByte:
                 return DEAD, stamp
             if not node.children or (node.kind == PROMPT_KIND and len(node.children) == 1 and not node.passed):
                 return _end(node), stamp
-            return (PASSED if node.passed else INNER + node.worth), stamp
+            return (PASSED if node.passed else _inner(node)), stamp
         needed = node.end - node.reach[band]
         if node.first[band] < needed:
             if self._state >= 0 or not node.usable:
@@ -66,7 +69,7 @@ class ValuePerByte:
             return (FAR if node.first[band] < needed - self._leads[band] else NEAR), stamp
         if self._state >= 0 or not node.children or node.first[band] >= node.end - node.below[band]:
             return NEEDED, stamp
-        return INNER + node.worth, stamp
+        return _inner(node), stamp
 
     def limit(self, node: Node, band: int) -> int:
         """Where the units of another class begin, or what a reader holds."""
@@ -78,22 +81,36 @@ class ValuePerByte:
             needed = far
         return min(needed, node.floor[band])
 
-    def value(self, band: int, class_: int, rank: int, now: int) -> int:
+    def value(self, node: Node, class_: int, rank: int) -> int:
         """The likely saving per byte; none for what serves no hit, beyond all for what another one's end needs."""
+        visit = node.visit
+        if class_ <= ASIDE:
+            return class_
         if class_ == NEEDED:
-            return NEVER - now + rank
-        return self._weights[class_] // (now - rank + 1)
-
-    def used(self, node: Node, age: int) -> None:
-        """Nothing is learned yet."""
-
-    def gone(self, node: Node, band: int, age: int) -> None:
-        """Nothing is learned yet."""
-
-    def content(self) -> list[Any]:
-        """Nothing was learned."""
-        return []
+            return NEVER
+        if visit is None:  # a reader is at work on this path and moves its window on
+            return ASIDE + 1
+        if class_ >= ENDS:
+            rate = self._visits.rate(visit)
+        elif class_ == TAIL:
+            rate = self._visits.tail_rate(visit)
+        elif SHARED <= class_ < INNER:
+            rate = self._visits.best_rate(visit) * SHARED_TIMES
+        else:
+            rate = self._visits.rate(visit) >> LESS[INNER if class_ >= INNER else class_]
+        return ASIDE + 2 + (rate << node.worth)
 
 
 def _end(node: Node) -> int:
-    return ENDS + min(node.turn, TURNS - 1) * WORTHS + node.worth
+    """Where a path ends: by its visit, and by what the end saves per byte."""
+    if node.sharers >= SHARERS_MIN:
+        return SHARED + node.worth
+    if node.visit is None:
+        return ENDS + node.worth
+    if node.visit.over:
+        return ASIDE
+    return TAIL if node.tail else ENDS + node.visit.class_ * WORTHS + node.worth
+
+
+def _inner(node: Node) -> int:
+    return (SHARED if node.sharers >= SHARERS_MIN else INNER) + node.worth

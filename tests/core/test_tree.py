@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from allocator.geometry import BandGeometry
+from daemon.core.eviction import EVICTION_POLICIES
 from daemon.core.tree import PrefixTree
 from tests.core.tree_world import TreeWorld, bands
 
@@ -24,7 +25,7 @@ CHAINS = {
 def one_operation(world: TreeWorld, random: Random) -> None:
     """One random operation of a random program."""
     size = world.page_size
-    choice = random.randrange(10)
+    choice = random.randrange(13)
     if choice <= 2 or not world.rows:
         tokens = [random.randrange(2) for _ in range(random.randrange(1, 9 * size))]
         known = [row.tokens for row in world.rows] + [list(p) for cache in world.cache.values() for p in cache]
@@ -32,6 +33,17 @@ def one_operation(world: TreeWorld, random: Random) -> None:
             tokens = random.choice(known)[: random.randrange(9 * size)] + tokens[: random.randrange(1, 3 * size)]
         limit = random.choice([None, None, len(tokens), random.randrange(len(tokens) + 1)])
         world.enter(tokens, random.choice(["", "", "salt:x"]), limit, refused=random.random() < 0.2)
+        return
+    if choice == 10:
+        world.wait(random.choice([1, 500, 3_000, 100_000]))
+        return
+    if choice == 11:
+        name = random.choice(list(world.cache) or [""])
+        known = random.choice([list(prefix) for prefix in world.cache.get(name, {})] or [[0]])
+        world.pin(known, name, random.choice([1, 2_000, 500_000]))
+        return
+    if choice == 12:
+        world.shrink(random.choice(["", "salt:x"]))
         return
     row = random.choice(world.rows)
     if choice == 3:
@@ -55,13 +67,14 @@ def one_operation(world: TreeWorld, random: Random) -> None:
         world.evict({band: random.randrange(3) for band in range(len(world.chain))})
 
 
+@pytest.mark.parametrize("policy", EVICTION_POLICIES)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("page_size", [1, 2, 3])
-def test_random_programs_agree_with_a_flat_list(chain: str, page_size: int) -> None:
-    """Whatever is matched, given, moved up, let go and evicted: every answer follows from the pages that are cached."""
-    for seed in range(12):
+def test_random_programs_agree_with_a_flat_list(chain: str, page_size: int, policy: str) -> None:
+    """Whatever is matched, given, moved up, pinned, let go and evicted: every answer follows from what is cached."""
+    for seed in range(8 if policy == "value" else 2):
         random = Random(f"{chain} {page_size} {seed}")
-        world = TreeWorld(page_size, CHAINS[chain])
+        world = TreeWorld(page_size, CHAINS[chain], policy, {"salt:x": random.randrange(400)}, 600)
         for _ in range(60):
             one_operation(world, random)
         for row in list(world.rows):

@@ -15,8 +15,9 @@ import numpy as np
 from allocator.capacity import Demand
 from allocator.columns import Int32s
 from allocator.geometry import BandGeometry
+from daemon.core.eviction import POLICIES
 from daemon.core.tree import PrefixTree
-from daemon.core.tree_nodes import Lock, Match, Node
+from daemon.core.tree_nodes import Lock, Match, Node, Reader
 
 Prefix = tuple[int, ...]
 
@@ -58,9 +59,21 @@ class Row:
 class TreeWorld:
     """Operations on both sides; every one ends with a full comparison."""
 
-    def __init__(self, page_size: int, chain: list[BandGeometry]) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        chain: list[BandGeometry],
+        policy: str = "lru",
+        quota_bytes: dict[str, int] | None = None,
+        pinned_bytes_max: int = -1,
+    ) -> None:
         self.page_size, self.chain = page_size, chain
-        self.tree = PrefixTree(page_size, chain)
+        quotas = quota_bytes or {}
+        self.tree = PrefixTree(
+            page_size, chain, POLICIES[policy], None, lambda name: quotas.get(name, -1), pinned_bytes_max
+        )
+        self.quotas = quotas
+        self.now_ms = 0
         self.cache: dict[str, dict[Prefix, Entry]] = {}
         self.rows: list[Row] = []
         self.live_pages: set[int] = set()
@@ -76,7 +89,7 @@ class TreeWorld:
         limit = max(0, len(tokens) - 1) if limit is None else limit
         match = self.tree.match(namespace, np.array(tokens, np.int64), limit)
         self.check_match(namespace, tokens, limit, match)
-        lock = self.tree.lock(match)
+        lock = self.tree.lock(match, Reader(len(tokens) % 3, len(tokens)))
         count = len(tokens) // self.page_size
         fresh = [] if refused else self.fresh_pages(count - len(match.pages))
         first = list(match.window_first)
@@ -151,6 +164,36 @@ class TreeWorld:
             assert freed == before, "what does not suffice was still everything"
         if only is not None and only != self.owner:
             assert sum(freed) == freed[only], "only one band's component went"
+        self.compare()
+        return freed
+
+    def wait(self, ms: int) -> None:
+        """Time passes."""
+        self.now_ms += ms
+        self.tree.at(self.now_ms * 1_000_000)
+        self.compare()
+
+    def pin(self, tokens: list[int], namespace: str, ms: int) -> bool:
+        """What the tree knows of these tokens is to stay for so long."""
+        match = self.tree.match(namespace, np.array(tokens, np.int64), len(tokens))
+        before = self.tree.reclaimable()
+        done = self.tree.pin(match, (self.now_ms + ms) * 1_000_000)
+        assert self.tree.reclaimable() == before, "a pin holds nothing against a reader"
+        self.compare()
+        return done
+
+    def shrink(self, namespace: str) -> Demand:
+        """What a namespace holds beyond its quota and nobody reads goes: not a unit more, and none of others."""
+        others = {name: self.tree.held_by(name) for name in self.cache if name != namespace}
+        freed = self._freed(self.tree.shrink(namespace))
+        assert others == {name: self.tree.held_by(name) for name in others}
+        over = self.tree.shape.bytes_of(self.tree.held_by(namespace)) - self.quotas.get(namespace, 1 << 60)
+        if over > 0:
+            for prefix, entry in self.cache.get(namespace, {}).items():
+                page, windows, state = self._reading(namespace, prefix)
+                assert page, "what is beyond a quota is read"
+                assert entry.windows <= windows
+                assert state or not entry.slot
         self.compare()
         return freed
 

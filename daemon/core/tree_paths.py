@@ -1,0 +1,129 @@
+"""Tree paths: what the visits of requests leave on the nodes of their paths.
+
+Owns which visit a request goes on from and the marks by which a later one is told: the newest visit of each node, where
+a path's tail begins, who shares what. Must never change what a match could say. Invariant: a node's visit is the newest
+whose path came through it, so a path that was continued elsewhere is told from the one that goes on.
+"""
+
+from __future__ import annotations
+
+from allocator.columns import Int64s
+from daemon.core.tree_nodes import Lock, Match, Node
+from daemon.core.tree_shape import TOKEN_BYTES
+from daemon.core.tree_state import TreeState, path_up
+from daemon.core.tree_worth import derive, split
+from daemon.core.value import SHARERS_MIN
+from daemon.core.visits import GHOST_TOKENS, MARK_TOKENS, Visit, Visits, ghost_key, mark_of
+
+
+def visit_before(match: Match) -> Visit | None:
+    """The visit from which a request goes on that finds this: its path was found up to its mark, by one line alone."""
+    node = match.deepest
+    if node is None or node.visit is None or node.sharers >= SHARERS_MIN:
+        return None
+    return node.visit if match.matched_tokens >= node.visit.mark > 0 else None
+
+
+def recall(tree: TreeState, lock: Lock, tokens: Int64s, first: int, last: int) -> None:
+    """A row gave pages [`first`, `last`) of `tokens` that were not found; perhaps they were there and were evicted."""
+    if tree.visits is None or lock.reader.resumed:
+        return
+    size = tree.shape.page_size
+    begin = max(first * size, lock.matched_tokens) // MARK_TOKENS + 1
+    for position in range(begin * MARK_TOKENS, last * size + 1, MARK_TOKENS):
+        key = ghost_key(lock.namespace, position, tokens[_known_from(position, size) : position].tobytes())
+        visit = tree.visits.recall(key)
+        if visit is not None:
+            lock.before = visit
+
+
+def leave(tree: TreeState, lock: Lock) -> None:
+    """A reader let go of its path: what it found was hit, and the path has a new visit."""
+    root = lock.node.space.root
+    if lock.hit_pages:
+        for node in path_up(lock.hit_node, root):
+            node.hits += 1
+        if not lock.hit_node.ended:
+            lock.hit_node.ended = True
+            derive(tree, lock.hit_node)
+    _mark_end(tree, lock)
+    if tree.visits is None or not lock.pages:
+        return
+    mark = mark_of(lock.reader.prompt_tokens)
+    if mark > lock.pages * tree.shape.page_size:
+        mark = 0
+    page = mark // tree.shape.page_size
+    if page:
+        node = next(node for node in path_up(lock.node, root) if node.start < page)
+        if node.end > page:
+            split(tree, node, page)
+    visit = _visit(tree, tree.visits, lock, mark)
+    visit.end, visit.end_tokens = lock.node, lock.pages * tree.shape.page_size
+    for node in path_up(lock.node, root):
+        if node.visit is not None and node.visit.line != visit.line:
+            node.sharers += 1
+        node.visit, node.tail = visit, bool(mark) and node.start >= page
+    tree.visits.enter(visit, _ghost(tree, lock, mark))
+
+
+def _visit(tree: TreeState, visits: Visits, lock: Lock, mark: int) -> Visit:
+    """The visit of a reader that leaves, and what that says of the one before."""
+    before, reader = lock.before, lock.reader
+    if before is None:
+        return Visit(0, max(0, reader.prompt_tokens - lock.matched_tokens), visits.new_line(), mark, tree.now_ms)
+    if reader.resumed:
+        if not before.over:
+            visits.drop(before)
+        return Visit(before.turn, before.added, before.line, mark, tree.now_ms)
+    if not before.over:
+        visits.continued(before, lock.made_ms, _tail_found(before, lock))
+        _set_aside(tree, before)
+    added = max(0, reader.prompt_tokens - max(lock.matched_tokens, before.mark))
+    return Visit(before.turn + 1, added, before.line, mark, tree.now_ms)
+
+
+def _tail_found(before: Visit, lock: Lock) -> bool | None:
+    """Whether a reader found at least half of what lay behind the mark; None when that was evicted, or nothing did."""
+    node, tail = before.end, before.end_tokens - before.mark
+    if node is None or node.gone or node.visit is not before or tail <= 0:
+        return None
+    return lock.matched_tokens >= before.mark + tail // 2
+
+
+def _set_aside(tree: TreeState, visit: Visit) -> None:
+    """A visit was continued: what of its path is not on the new one goes before anything that may be used again."""
+    node = visit.end
+    visit.end = None
+    while node is not None and (node.visit is visit or node.gone):
+        for band in range(tree.shape.count):
+            tree.offer(node, band)
+        node = node.parent
+
+
+def _mark_end(tree: TreeState, lock: Lock) -> None:
+    """Where the same prompt would be found to: windows before that place are as good as those before the path's end.
+
+    With states a match ends at one, wherever the prompt ended.
+    """
+    page = max(0, lock.reader.prompt_tokens - 1) // tree.shape.page_size
+    if not 0 < page <= lock.pages or tree.shape.state >= 0 or not tree.shape.windows:
+        return
+    node = next(node for node in path_up(lock.node, None) if node.start < page)
+    if node.mark != page:
+        node.mark = page
+        derive(tree, node)
+
+
+def _ghost(tree: TreeState, lock: Lock, mark: int) -> bytes:
+    """What the path is known by once it was evicted; empty for one without a mark."""
+    if not mark:
+        return b""
+    size = tree.shape.page_size
+    node: Node = next(node for node in path_up(lock.node, None) if node.start * size < mark)
+    begin, end = _known_from(mark, size) - node.start * size, mark - node.start * size
+    return ghost_key(lock.namespace, mark, node.tokens[begin * TOKEN_BYTES : end * TOKEN_BYTES])
+
+
+def _known_from(position: int, page_size: int) -> int:
+    """Where the tokens begin by which a path is known at a position: in the page that ends there or holds it."""
+    return max((position - 1) // page_size * page_size, position - GHOST_TOKENS)
