@@ -23,6 +23,9 @@ COMMANDS: dict[str, Command] = {
     "daemon": Command("daemon.__main__", "the scheduler daemon with its ranks, without HTTP"),
     "frontend": Command("daemon.frontend.__main__", "an HTTP front end of a running daemon"),
     "plan": Command("tools.plan", "what a model stores, what requests cost and how many fit, from its config alone"),
+    "simulate": Command(
+        "tools.simulate.command", "the real core and prefix cache on a trace of traffic, without a model"
+    ),
     "replay": Command(
         "tools.replay",
         "feed a journal to a fresh core: check every step, stop at a record, or say why a request waited",
@@ -34,6 +37,10 @@ COMMANDS: dict[str, Command] = {
     "stress": Command("tools.stress", "random programs on the whole allocator with every byte checked; its mutants"),
     "explore": Command("tools.explore", "every sequence of actions on tiny arenas; capacity by brute force"),
     "trace": Command("tools.allocator_trace", "record what the allocator decides, or compare with a recording"),
+    "worlds": Command("tools.worlds.command", "random workloads on tiny simulated worlds; the faults they must find"),
+    "scenario": Command(
+        "tools.worlds.scenario", "scenario files: commands to a simulated world, and what they lead to"
+    ),
     "check": Command("tools.check", "format, lint, types and tests of a source tree"),
 }
 

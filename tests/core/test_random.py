@@ -7,11 +7,9 @@ import os
 import subprocess
 import sys
 
-import msgspec
 import pytest
 
 from daemon.core import inputs
-from daemon.core.scheduler import SchedulerCore
 from tests.core.workload import FAMILIES, Workload
 from tests.core.world import World
 
@@ -75,13 +73,7 @@ def test_random_workloads_end_cleanly_when_told_to(end: str) -> None:
 
 def replay(world: World) -> None:
     """Feed the recorded inputs to a fresh core: steps, decisions, tokens and final state are the same bytes."""
-    core, log = SchedulerCore(world.config), bytearray()
-    for item in world.inputs:
-        out = core.feed(msgspec.msgpack.decode(msgspec.msgpack.encode(item), type=type(item)))
-        for decision in out.decisions:
-            log += msgspec.msgpack.encode(decision)
-        if out.step is not None:
-            log += msgspec.msgpack.encode(out.step)
+    log, core = world.replayed()
     assert log == world.log
     assert core.state_digest() == world.core.state_digest()
     assert core.gauges() == world.core.gauges()

@@ -32,6 +32,7 @@ from ipc.messages import (
 from tools.worlds.rank_double import FULL_ONLY, RankDouble, Shape, geometry, next_token
 
 NEUTRAL = Sampling(temperature=0.0)
+START_NS = 1_000_000_000
 
 
 def facts(vocab_size: int = 97, max_model_len: int = 512) -> ModelFacts:
@@ -84,7 +85,7 @@ class World:
             self.config = msgspec.structs.replace(self.config, enable_prefix_caching=caching)
         self.core = SchedulerCore(self.config, Checks(STRICT))
         self.pages, self.shape, self.facts = pages, shape, model or facts()
-        self.now_ns = 1_000_000_000
+        self.now_ns = START_NS
         self.epoch = 0
         self.decisions: list[Decided] = []
         self.refusals: list[Refused] = []
@@ -99,6 +100,7 @@ class World:
         self.rank: RankDouble | None = None
         self.pending: Generate | None = None
         self.watchers: list[Callable[[World, inputs.Input, Outputs], None]] = []
+        self.numbers: dict[str, int] = {}  # the gauges behind the newest input
         if begin:
             self.begin()
 
@@ -127,6 +129,7 @@ class World:
             self.steps.append(out.step)
             assert self.rank is not None
             self.rank.apply(out.step, self.processed)
+        self.numbers = self.core.gauges()
         self.check_counts()
         for watcher in self.watchers:
             watcher(self, item, out)
@@ -272,7 +275,7 @@ class World:
 
     def check_counts(self) -> None:
         """Conservation of requests, after every input."""
-        g = self.core.gauges()
+        g = self.numbers
         assert g["received_total"] == g["refused_total"] + g["accepted_total"]
         assert g["accepted_total"] == g["finished_total"] + g["aborted_total"] + g["failed_total"] + g["live"]
         assert g["live"] == g["waiting"] + g["running"] + g["prefilling"]

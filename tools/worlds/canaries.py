@@ -1,0 +1,244 @@
+"""Canaries: deliberate faults of the core, each of which the checks must find: what shows that a check can fail.
+
+Owns the table `CANARIES`: what each breaks and the check that must see it. Must never leave a patch behind: `applied`
+undoes all of them. Every check of `CHECKS`, and the doubles' own, has at least one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from daemon.core import admission, arrival, caching, endings, pressure, processing, scheduler
+from daemon.core.memory import Memory
+from daemon.core.outputs import TokenColumns
+from daemon.core.reasons import EndReason
+from daemon.core.requests import END_EVENT, Event, Group
+from daemon.core.scheduler import SchedulerCore
+from daemon.core.state import CoreState
+from daemon.core.tree import PrefixTree
+from tools.pagesafety.mutants_uses import Patch
+from tools.worlds.cases import Case
+
+
+def hang_ups_count_as_finished(patch: Patch) -> None:
+    """A request that its client left is counted among the finished ones."""
+    patch.set(endings, "END_EVENT", END_EVENT | {EndReason.ABORT: Event.FINISH})
+
+
+def choices_are_not_counted(patch: Patch) -> None:
+    """A request of several choices counts as one fewer among the accepted."""
+    accept = patch.set(arrival, "_accept", None)
+
+    def uncounted(core: CoreState, frontend: int, item: Any, *rest: Any) -> None:
+        accept(core, frontend, item, *rest)
+        core.totals.accepted -= item.generate.n > 1
+
+    patch.set(arrival, "_accept", uncounted)
+
+
+def stops_end_as_length(patch: Patch) -> None:
+    """A stop string that the front end found ends the request for its length."""
+    end = patch.set(scheduler, "end", None)
+
+    def other(core: CoreState, request: Any, reason: EndReason, *rest: Any) -> None:
+        end(core, request, EndReason.LENGTH if reason is EndReason.STOP else reason, *rest)
+
+    patch.set(scheduler, "end", other)
+
+
+def a_resident_chunk_wants_no_tick(patch: Patch) -> None:
+    """While a prompt is partly prefilled nobody asks for the next step."""
+    wants = patch.set(SchedulerCore, "_wants_tick", None)
+    patch.set(SchedulerCore, "_wants_tick", lambda self: wants(self) and self._state.resident is None)
+
+
+def drains_take_new_requests(patch: Patch) -> None:
+    """A draining daemon, or one without a journal, accepts as if nothing had happened."""
+    closed = patch.set(arrival, "_closed", None)
+    patch.set(arrival, "_closed", lambda core: closed(core) if core.memory is None else None)
+
+
+def deadlines_pass_unseen(patch: Patch) -> None:
+    """Nobody looks at the time."""
+    patch.set(SchedulerCore, "_expire", lambda self, now_ns, out: None)
+
+
+class OneNamespace(Group):
+    """A group whose namespace is lost on the way."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        self.namespace = ""
+
+
+def namespaces_share_everything(patch: Patch) -> None:
+    """One tenant finds what another stored."""
+    patch.set(arrival, "Group", OneNamespace)
+
+
+def retractions_are_forgotten(patch: Patch) -> None:
+    """A request that was retracted may be chosen again and again."""
+    retract = patch.set(pressure, "retract", None)
+
+    def forgetful(core: CoreState, request: Any, *rest: Any, **named: Any) -> None:
+        retract(core, request, *rest, **named)
+        request.retractions -= 1
+
+    patch.set(pressure, "retract", forgetful)
+
+
+def hits_are_not_counted(patch: Patch) -> None:
+    """Hits work, and the counter of cached tokens stays where it was."""
+    begin = patch.set(caching, "begin", None)
+
+    def uncounted(core: CoreState, *rest: Any) -> None:
+        before = core.totals.cached_tokens
+        begin(core, *rest)
+        core.totals.cached_tokens = before
+
+    patch.set(caching, "begin", uncounted)
+
+
+def reclaimable_counts_what_is_read(patch: Patch) -> None:
+    """What the cache could give back includes what requests read."""
+    patch.set(PrefixTree, "reclaimable", PrefixTree.held)
+
+
+def one_page_too_many_is_promised(patch: Patch) -> None:
+    """Memory says that one page more fits than there is."""
+    room = patch.set(Memory, "room_pages", None)
+    patch.set(Memory, "room_pages", lambda self, planned: room(self, planned) + 1)
+
+
+def a_page_is_lost_on_its_way_back(patch: Patch) -> None:
+    """Of the pages that an owner gives back, the last one never arrives."""
+    give_back = patch.set(Memory, "give_back", None)
+
+    def careless(self: Memory, parts: Any) -> None:
+        pages = parts[self.owner]
+        give_back(self, [*parts[: self.owner], pages[:-1] if pages is not None else None])
+
+    patch.set(Memory, "give_back", careless)
+
+
+def tokens_change_places(patch: Patch) -> None:
+    """Two requests that gain a token in one step are told each other's."""
+
+    def swapped(step: int, frontends: Any, requests: Any, tokens: Any, logprobs: Any) -> TokenColumns:
+        return TokenColumns(step, frontends, requests, np.ascontiguousarray(tokens[::-1]), logprobs)
+
+    patch.set(processing, "TokenColumns", swapped)
+
+
+def who_must_wait_is_ended(patch: Patch) -> None:
+    """A request that does not fit now is ended as one that never fits."""
+    patch.set(admission, "_alone", lambda core, plan: True)
+
+
+def lives_differ(patch: Patch) -> None:
+    """Every second core of a process prefills in smaller chunks: something outside the inputs decides."""
+    init = patch.set(CoreState, "__init__", None)
+    made = [0]
+
+    def other(self: CoreState, config: Any) -> None:
+        made[0] += 1
+        tokens = max(1, config.chunked_prefill_size // 2) if made[0] % 2 else config.chunked_prefill_size
+        init(self, msgspec.structs.replace(config, chunked_prefill_size=tokens))
+
+    patch.set(CoreState, "__init__", other)
+
+
+def windows_are_a_token_short(patch: Patch) -> None:
+    """Window units go back while the next token still reads them."""
+    init = patch.set(Memory, "__init__", None)
+
+    def other(self: Memory, *arguments: Any) -> None:
+        init(self, *arguments)
+        self.windows = tuple((band, max(1, tokens - 1)) for band, tokens in self.windows)
+
+    patch.set(Memory, "__init__", other)
+
+
+def promises_are_kept_for_the_dead(patch: Patch) -> None:
+    """What was promised to a request stays promised when it is gone."""
+    release = patch.set(CoreState, "release_row", None)
+
+    def forgetful(self: CoreState, request: Any) -> int:
+        promised = self.steady
+        pages = release(self, request)
+        self.steady = promised
+        return int(pages)
+
+    patch.set(CoreState, "release_row", forgetful)
+
+
+def the_loop_raises(patch: Patch) -> None:
+    """An input that is legal meets an error that nobody foresaw."""
+
+    def broken(self: SchedulerCore, item: Any, out: Any) -> None:
+        raise KeyError(item.frontend)
+
+    patch.set(SchedulerCore, "_frontend_lost", broken)
+
+
+class Canary(NamedTuple):
+    """A deliberate fault: how it is applied, the check that must see it, and in which cases it can show."""
+
+    apply: Callable[[Patch], None]
+    check: str
+    shows: Callable[[Case], bool] = lambda case: True
+
+    @property
+    def breaks(self) -> str:
+        """What it breaks, in a sentence."""
+        return (self.apply.__doc__ or "").strip()
+
+
+def _caching(case: Case) -> bool:
+    return case.config.enable_prefix_caching
+
+
+def _windowed(case: Case) -> bool:
+    return bool(case.shape.windows)
+
+
+_ALL = (
+    Canary(hang_ups_count_as_finished, "requests"),
+    Canary(choices_are_not_counted, "world"),
+    Canary(stops_end_as_length, "endings"),
+    Canary(a_resident_chunk_wants_no_tick, "liveness"),
+    Canary(drains_take_new_requests, "closed"),
+    Canary(deadlines_pass_unseen, "deadlines"),
+    Canary(namespaces_share_everything, "hits", _caching),
+    Canary(retractions_are_forgotten, "retractions"),
+    Canary(hits_are_not_counted, "counters", _caching),
+    Canary(reclaimable_counts_what_is_read, "reclaimable", _caching),
+    Canary(one_page_too_many_is_promised, "promises"),
+    Canary(a_page_is_lost_on_its_way_back, "owners"),
+    Canary(tokens_change_places, "tokens"),
+    Canary(who_must_wait_is_ended, "memory_ends"),
+    Canary(lives_differ, "replay"),
+    Canary(windows_are_a_token_short, "rank", _windowed),
+    Canary(promises_are_kept_for_the_dead, "core"),
+    Canary(the_loop_raises, "exception"),
+)
+CANARIES: dict[str, Canary] = {canary.apply.__name__: canary for canary in _ALL}
+"""Every deliberate fault by name."""
+
+
+@contextmanager
+def applied(name: str | None) -> Iterator[None]:
+    """The core with this fault (None: as it is)."""
+    patch = Patch()
+    try:
+        if name is not None:
+            CANARIES[name].apply(patch)
+        yield
+    finally:
+        patch.undo()

@@ -1,0 +1,451 @@
+"""Checks: what must hold in every world after every input and at rest, each by its own name.
+
+Owns the table `CHECKS`. A check recounts from what was said (messages, decisions, steps) or asks a copy of the core's
+memory; it must never change the world, nor believe a number that it could count itself. The world and the rank double
+assert besides on their own: what a client is told, and that every step could run.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import ClassVar
+
+import numpy as np
+
+from allocator.columns import i64
+from daemon.core import inputs
+from daemon.core.limits import CoreConfig
+from daemon.core.outputs import Outputs
+from ipc.messages import EXPLICIT, Accepted, Finished, Refused
+from tools.worlds.world import Client, World
+
+COPY_EVERY = 7  # inputs between questions that need a copy of the memory
+REPLAY_EVERY = 4  # seeds between worlds that are replayed
+
+
+class Broken(AssertionError):
+    """A check does not hold."""
+
+    def __init__(self, check: str, text: str) -> None:
+        super().__init__(text)
+        self.check = check
+
+
+class Checker:
+    """One check of one world. `after` follows every input, `rest` the last one when the world has come to rest."""
+
+    name: ClassVar[str]
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Look at what an input led to."""
+
+    def rest(self, world: World) -> None:
+        """Look at a world in which nothing happens any more."""
+
+    def demand(self, holds: bool, text: str) -> None:
+        """Raise Broken when something does not hold."""
+        if not holds:
+            raise Broken(self.name, text)
+
+
+class Requests(Checker):
+    """Received is refused and accepted; accepted is finished, aborted, failed and live: counted from the messages."""
+
+    name = "requests"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.told: Counter[str] = Counter()
+        self.known: Counter[int] = Counter()
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Count the replies and compare with the counters."""
+        told = self.told
+        for reply in out.replies:
+            message = reply.message
+            if isinstance(message, Refused) and isinstance(item, inputs.Arrived):
+                told["received"] += item.generate.n
+                told["refused"] += item.generate.n
+            elif isinstance(message, Accepted) and not self.known[message.first_request]:
+                self.known[message.first_request] = message.n
+                told["received"] += message.n
+                told["accepted"] += message.n
+                told["live"] += message.n
+            elif isinstance(message, Finished) and not isinstance(item, inputs.Arrived | inputs.Resumed):
+                told[{"stop": "finished", "length": "finished", "abort": "aborted"}.get(message.reason, "failed")] += 1
+                told["live"] -= 1
+        gauges = world.numbers
+        for name in ("received", "refused", "accepted", "finished", "aborted", "failed"):
+            counted, kept = told[name], gauges[f"{name}_total"]
+            self.demand(counted == kept, f"{counted} choices were {name} by the messages, {kept} by the counter")
+        self.demand(told["live"] == gauges["live"], f"{told['live']} choices live, the gauge says {gauges['live']}")
+
+
+class Owners(Checker):
+    """Every live unit has one owner, a row or the cache, and the cache's books are those of its readers."""
+
+    name = "owners"
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Recount all units."""
+        try:
+            world.check_owners()
+        except AssertionError as error:
+            raise Broken(self.name, f"units and owners do not add up: {error}") from error
+
+
+class Reclaimable(Checker):
+    """What the cache says that it could give back is what it gives when all of it is asked for."""
+
+    name = "reclaimable"
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Every few inputs, on a copy."""
+        if len(world.inputs) % COPY_EVERY == 0:
+            self._ask(world)
+
+    def rest(self, world: World) -> None:
+        """Once more, when nobody reads."""
+        self._ask(world)
+
+    def _ask(self, world: World) -> None:
+        memory = world.core._state.memory
+        if memory is None or memory.cache is None:
+            return
+        said, held = memory.cache.reclaimable(), memory.cache.held()
+        other = copy.deepcopy(memory.cache)
+        given = tuple(len(ids) for ids in other.evict(lambda units: False))
+        self.demand(
+            given == said, f"the cache says that it can give {said} units of its {held}; asked for all: {given}"
+        )
+        left = other.reclaimable()
+        self.demand(not any(left), f"after it gave all, the cache says that it can give {left}")
+
+
+class Promises(Checker):
+    """What memory says fits can be taken, and one page more it refuses; on a copy, with the cache in it."""
+
+    name = "promises"
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Every few inputs ask for the most there is, and take it."""
+        memory = world.core._state.memory
+        if memory is None or len(world.inputs) % COPY_EVERY:
+            return
+        room = memory.room_pages(memory.none)
+        over = memory.refusal(memory.demand(room + 1))
+        self.demand(over is not None, f"there is room for {room} pages, and one more is not refused")
+        other = copy.deepcopy(memory)
+        self.demand(other.refusal(other.demand(room)) is None, f"there is room for {room} pages, and they are refused")
+        if room:
+            try:
+                taken = other.take(other.demand(room))
+            except Exception as error:
+                raise Broken(self.name, f"{room} pages fit and cannot be taken: {error}") from error
+            self.demand(len(set(taken[other.owner].tolist())) == room, f"{room} pages were asked for: {taken}")
+
+
+class Endings(Checker):
+    """Each accepted choice ends exactly once, for a reason that its input can have, and then it is gone."""
+
+    name = "endings"
+
+    REASONS: ClassVar[dict[type, frozenset[str]]] = {
+        inputs.Reported: frozenset({"stop", "length"}),
+        inputs.FinishAsked: frozenset({"stop"}),
+        inputs.Aborted: frozenset({"abort"}),
+        inputs.FrontEndLost: frozenset({"abort"}),
+        inputs.Ticked: frozenset({"deadline", "memory", "unschedulable"}),
+        inputs.EpochEnded: frozenset({"fault"}),
+        inputs.Controlled: frozenset({"drained"}),
+    }
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.ended: dict[int, str] = {}
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Decisions and messages agree, and nothing is said of what has ended."""
+        if isinstance(item, inputs.Arrived | inputs.Resumed):
+            return
+        decided = {one.request: one.reason for one in out.decisions if one.verdict == "ended"}
+        told = {reply.message.request: reply.message.reason for reply in out.replies if _is_end(reply.message)}
+        self.demand(decided == told, f"decided ends {decided}, told ends {told}")
+        for number, reason in decided.items():
+            allowed = self.REASONS.get(type(item), frozenset())
+            self.demand(reason in allowed, f"request {number} ended with {reason} on {type(item).__name__}")
+            self.demand(number not in self.ended, f"request {number} ended twice: {self.ended.get(number)}, {reason}")
+            self.demand(world.core.request_view(number) is None, f"request {number} ended and is still there")
+        self.ended |= decided
+        live = sorted(world.core._state.requests)
+        wanted = sorted(number for number in world.by_request if number not in self.ended)
+        self.demand(live == wanted, f"live are {live}, accepted and not ended {wanted}")
+
+    def rest(self, world: World) -> None:
+        """Every choice has its end."""
+        missing = sorted(set(world.by_request) - set(self.ended))
+        self.demand(not missing, f"requests {missing} have no end")
+
+
+def _is_end(message: Accepted | Refused | Finished) -> bool:
+    return isinstance(message, Finished)
+
+
+class Liveness(Checker):
+    """Something is always on its way to somebody who waits, and a tick with nothing in flight moves something."""
+
+    name = "liveness"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.idle_ticks = 0
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Count ticks without progress, and look whether anybody would ever be served."""
+        stalled = [one.numbers for one in out.decisions if one.verdict == "stalled"]
+        self.demand(not stalled, f"a livelock was reported: {stalled}")
+        gauges = world.numbers
+        if isinstance(item, inputs.Ticked):
+            moved = out.step is not None or any(one.verdict in ("ended", "retracted") for one in out.decisions)
+            self.idle_ticks = 0 if moved or gauges["in_flight"] or not gauges["live"] else self.idle_ticks + 1
+        most = self.config.stall_steps
+        self.demand(self.idle_ticks < most, f"{self.idle_ticks} ticks moved nothing, and {gauges['live']} choices wait")
+        forgotten = gauges["live"] and gauges["ready"] and not (world.wants_tick or world.reports_waiting)
+        self.demand(not forgotten, f"{gauges['live']} choices are live, nothing is in flight, no tick is wanted")
+
+    def rest(self, world: World) -> None:
+        """Nobody waits."""
+        live = world.numbers["live"]
+        self.demand(not live, f"{live} choices are live when nothing happens any more")
+
+
+class Tokens(Checker):
+    """A client got the tokens of a lone run of its request, or the first of them."""
+
+    name = "tokens"
+
+    def rest(self, world: World) -> None:
+        """Compare every client's output."""
+        for number, (client, choice) in world.by_request.items():
+            try:
+                world.check_client(client, choice)
+            except AssertionError as error:
+                raise Broken(self.name, f"request {number} was told other tokens than a lone run: {error}") from error
+
+
+class Counters(Checker):
+    """The counters are what a reader of steps, decisions and tokens counts."""
+
+    name = "counters"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.counted: Counter[str] = Counter()
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Count what this input led to, and compare."""
+        counted = self.counted
+        if out.tokens is not None:
+            counted["output_tokens"] += len(out.tokens.tokens)
+        if out.step is not None:
+            counted["steps"] += 1
+            counted["prompt_tokens"] += _prompt_tokens(out)
+            counted["forwards"] += out.step.forward is not None
+        for one in out.decisions:
+            if one.verdict == "admitted":
+                counted["cached_tokens"] += one.numbers.get("cached_tokens", 0)
+            elif one.verdict == "retracted":
+                counted["retractions"] += 1
+                counted["retracted_tokens"] += one.numbers["tokens"]
+            elif one.verdict in ("parked", "stalled", "flushed"):
+                counted[{"parked": "parks", "stalled": "stalls", "flushed": "cache_flushes"}[one.verdict]] += 1
+        gauges = world.numbers
+        names = ("output_tokens", "steps", "prompt_tokens", "forwards", "cached_tokens", "retractions")
+        for name in (*names, "retracted_tokens", "parks", "stalls", "cache_flushes"):
+            said = gauges[f"{name}_total"]
+            self.demand(counted[name] == said, f"{name}: {counted[name]} were seen, the counter says {said}")
+
+
+def _prompt_tokens(out: Outputs) -> int:
+    """Tokens of the step's prefill chunks."""
+    forward = out.step.forward if out.step is not None else None
+    if forward is None:
+        return 0
+    counts, flags = np.frombuffer(forward.counts, "<i4"), np.frombuffer(forward.flags, np.uint8)
+    return int(counts[(flags & EXPLICIT) != 0].sum())
+
+
+class Deadlines(Checker):
+    """Who has a deadline ends at it at the latest; who has none, or time left, does not end by one."""
+
+    name = "deadlines"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.due: dict[int, int] = {}
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Note new deadlines; on a tick, see that those that passed have been kept."""
+        if isinstance(item, inputs.Arrived) and item.generate.deadline_ms:
+            for first in [one.request for one in out.decisions if one.verdict == "accepted"]:
+                for number in range(first, first + item.generate.n):
+                    self.due[number] = item.now_ns + item.generate.deadline_ms * 1_000_000
+        for one in out.decisions:
+            if one.verdict != "ended":
+                continue
+            due = self.due.pop(one.request, None)
+            if one.reason == "deadline":
+                self.demand(due is not None, f"request {one.request} has no deadline and ended by one")
+                early = self.config.deadline_check or (due is not None and due <= item.now_ns)
+                self.demand(early, f"request {one.request} ended by a deadline {due} at {item.now_ns}")
+        if isinstance(item, inputs.Ticked):
+            late = sorted(number for number, due in self.due.items() if due <= item.now_ns)
+            self.demand(not late, f"the deadlines of requests {late} passed before {item.now_ns}, and they live")
+
+
+class Hits(Checker):
+    """What is found in the cache was computed, in the same namespace, by somebody who let it be stored."""
+
+    name = "hits"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.givers: dict[str, list[tuple[Client, int]]] = {}
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Look behind every admission with a hit."""
+        if isinstance(item, inputs.EpochEnded):
+            self.givers.clear()
+        for one in out.decisions:
+            if one.verdict != "admitted":
+                continue
+            client, choice = world.by_request[one.request]
+            givers = self.givers.setdefault(client.generate.namespace, [])
+            cached = one.numbers.get("cached_tokens", 0)
+            found = _said(client, choice)[:cached]
+            known = not cached or any(_said(giver, which)[:cached] == found for giver, which in givers)
+            space = client.generate.namespace
+            self.demand(known, f"request {one.request} found {cached} tokens in namespace {space!r} that nobody stored")
+            if client.generate.store and (client, choice) not in givers:
+                givers.append((client, choice))
+
+
+def _said(client: Client, choice: int) -> list[int]:
+    """Prompt and output so far."""
+    return [*i64(client.generate.prompt).tolist(), *client.tokens[choice]]
+
+
+class Retractions(Checker):
+    """Nobody is retracted more often than the configuration allows, and each time counts."""
+
+    name = "retractions"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.times: Counter[int] = Counter()
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Count per request."""
+        for one in out.decisions:
+            if one.verdict == "retracted":
+                self.times[one.request] += 1
+                times, most = self.times[one.request], self.config.retracts_max
+                self.demand(one.numbers["times"] == times, f"request {one.request}: {one.numbers} the {times}th time")
+                self.demand(times <= most, f"request {one.request} was retracted {times} times, {most} are allowed")
+
+
+class Overtaking(Checker):
+    """A waiting request is overtaken by at most so many that came later, under every policy of the queue."""
+
+    name = "overtaking"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.passed_by: dict[int, set[int]] = {}
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Whoever is admitted overtakes all that wait and came before."""
+        admitted = [one.request for one in out.decisions if one.verdict == "admitted"]
+        if not admitted:
+            return
+        waiting = world.core.view()["queue"]
+        for number in admitted:
+            self.passed_by.pop(number, None)
+        for number in waiting:
+            passed = self.passed_by.setdefault(number, set())
+            passed.update(later for later in admitted if later > number)
+            most = self.config.overtaken_max
+            self.demand(len(passed) <= most, f"request {number} waits, overtaken by {len(passed)}, {most} are allowed")
+
+
+class Closed(Checker):
+    """Nothing is accepted while the daemon drains, or while the journal promises nothing."""
+
+    name = "closed"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.draining = self.degraded = False
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Follow the orders, and look at every answer to an arrival."""
+        if isinstance(item, inputs.Controlled) and item.order != "flush_cache":
+            self.draining = True
+        elif isinstance(item, inputs.JournalDegraded):
+            self.degraded = not item.durable
+        elif isinstance(item, inputs.Arrived) and (self.draining or self.degraded):
+            accepted = [one.request for one in out.decisions if one.verdict == "accepted"]
+            self.demand(not accepted, f"requests {accepted} were accepted behind closed doors")
+
+
+class MemoryEnds(Checker):
+    """Nobody ends for want of memory that would fit the empty arena."""
+
+    name = "memory_ends"
+
+    def rest(self, world: World) -> None:
+        """Look at every end."""
+        try:
+            world.check_memory_ends()
+        except AssertionError as error:
+            raise Broken(self.name, str(error)) from error
+
+
+class Replay(Checker):
+    """A fresh core makes the same bytes of the same inputs, and ends in the same state."""
+
+    name = "replay"
+
+    def rest(self, world: World) -> None:
+        """Every few seeds."""
+        if self.seed % REPLAY_EVERY:
+            return
+        log, core = world.replayed()
+        self.demand(log == bytes(world.log), "the replay decides otherwise")
+        self.demand(core.state_digest() == world.core.state_digest(), "the replay ends in another state")
+        self.demand(core.gauges() == world.core.gauges(), "the replay counts otherwise")
+
+
+_ALL: tuple[type[Checker], ...] = (
+    Requests,
+    Endings,
+    Liveness,
+    Closed,
+    Deadlines,
+    Hits,
+    Retractions,
+    Overtaking,
+    Counters,
+    Reclaimable,
+    Promises,
+    Owners,
+    Tokens,
+    MemoryEnds,
+    Replay,
+)
+CHECKS: dict[str, type[Checker]] = {check.name: check for check in _ALL}
+"""Every check by name, in the order in which they look."""
