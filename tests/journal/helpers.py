@@ -10,6 +10,7 @@ from journal.reader import read_records
 from journal.records import Closed, Opened
 from journal.storage import Storage
 from journal.writer import JournalSettings, JournalWriter
+from tests.journal.modeled_disk import ModeledDisk
 
 ID = bytes(range(16))
 SETTINGS = JournalSettings()
@@ -50,6 +51,19 @@ def tick(writer: JournalWriter, count: int = 1) -> None:
     for _ in range(count):
         writer.append(Ticked(writer.last_sequence + 1))
         writer.flush()
+
+
+def _first_bytes() -> int:
+    """How many bytes a segment has whose life wrote its first record alone; it grows with the configuration."""
+    disk = ModeledDisk()
+    begin(disk)
+    return sum(len(inode.data) for inode in disk.files.values())
+
+
+SMALL = JournalSettings(segment_bytes=_first_bytes() + 8)
+"""A segment is full when one tick followed the first record of a life."""
+FULL_TICKS = SMALL.segment_bytes // 40
+"""Ticks that fill a segment without a first record."""
 
 
 def sequences(storage: Storage) -> list[int]:

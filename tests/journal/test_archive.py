@@ -10,15 +10,15 @@ import pytest
 from journal.archive import compress_segments
 from journal.reader import Walk
 from journal.segment import segment_name
-from journal.writer import JournalSettings, JournalWriter
-from tests.journal.helpers import begin, sequences, start, tick
+from journal.writer import JournalWriter
+from tests.journal.helpers import FULL_TICKS, SMALL, begin, sequences, start, tick
 from tests.journal.modeled_disk import ModeledDisk
 
 
 def three_segments(disk: ModeledDisk) -> JournalWriter:
-    writer = start(disk, JournalSettings(segment_bytes=450))
+    writer = start(disk, SMALL)
     for _ in range(2):
-        tick(writer, 8)
+        tick(writer, FULL_TICKS)
         writer.sync()
     tick(writer, 2)
     assert sorted(disk.files) == [segment_name(number) for number in (1, 2, 3)]

@@ -8,8 +8,7 @@ from journal import segment
 from journal.errors import JournalDamaged
 from journal.reader import Walk, read_records
 from journal.segment import segment_name
-from journal.writer import JournalSettings
-from tests.journal.helpers import begin, closed, sequences, start, tick
+from tests.journal.helpers import SMALL, begin, closed, sequences, start, tick
 from tests.journal.modeled_disk import Inode, ModeledDisk
 
 
@@ -94,7 +93,7 @@ def test_flip_every_byte(synced: bool) -> None:
 def test_flip_every_byte_of_a_finished_segment() -> None:
     """In a segment that was left, any changed byte is refused: it was synced before the next one began."""
     disk = ModeledDisk()
-    writer = start(disk, JournalSettings(segment_bytes=450))
+    writer = start(disk, SMALL)
     tick(writer, 8)
     writer.sync()
     tick(writer, 2)

@@ -18,10 +18,10 @@ from journal.errors import JournalFailed
 from journal.opening import open_journal
 from journal.reader import read_records
 from journal.writer import JournalSettings, JournalWriter
-from tests.journal.helpers import ID, begin, closed, opened, sequences, start, tick
+from tests.journal.helpers import ID, SMALL, begin, closed, opened, sequences, start, tick
 from tests.journal.modeled_disk import ModeledDisk
 
-SETTINGS = JournalSettings(segment_bytes=700)
+SETTINGS = JournalSettings(segment_bytes=SMALL.segment_bytes + 250)
 ITERATIONS = 24
 
 

@@ -14,7 +14,7 @@ from journal.errors import JournalBusy
 from journal.opening import Unfinished, open_journal
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings
-from tests.journal.helpers import ID, begin, closed, decided, opened, sequences, start, tick
+from tests.journal.helpers import ID, SMALL, begin, closed, decided, opened, sequences, start, tick
 from tests.journal.modeled_disk import ModeledDisk
 
 
@@ -67,7 +67,7 @@ def test_numbers_go_on_from_what_was_inherited() -> None:
 def test_files_without_a_name_are_removed() -> None:
     """A segment that was being started when the process died holds nothing that is not elsewhere."""
     disk = ModeledDisk()
-    writer = start(disk, JournalSettings(segment_bytes=480))
+    writer = start(disk, SMALL)
     tick(writer, 8)
     disk.fail_at, disk.forever = disk.operations + 5, True  # sync, create, write, sync, then the frames
     writer.sync()
@@ -82,7 +82,7 @@ def test_files_without_a_name_are_removed() -> None:
 def test_rotation_that_failed_is_tried_again() -> None:
     """A full segment that could not be left goes on being written, health says why, and the next sync leaves it."""
     disk = ModeledDisk()
-    writer = start(disk, JournalSettings(segment_bytes=480))
+    writer = start(disk, SMALL)
     tick(writer, 8)
     disk.fail_at = disk.operations + 2
     writer.sync()

@@ -17,8 +17,7 @@ from journal.reader import Walk, read_records
 from journal.records import Kind
 from journal.recovery import DAMAGE, TABLE, Case, Condition, Decision, judge
 from journal.segment import encode_header, segment_name
-from journal.writer import JournalSettings
-from tests.journal.helpers import begin, closed, opened, start, tick
+from tests.journal.helpers import FULL_TICKS, SMALL, begin, closed, opened, start, tick
 from tests.journal.modeled_disk import Inode, ModeledDisk
 
 Files = dict[str, bytes]
@@ -43,9 +42,9 @@ def single(synced: bool = False) -> Files:
 def several() -> Files:
     """Three segments, the last of them with records."""
     disk = ModeledDisk()
-    writer = start(disk, JournalSettings(segment_bytes=450))
+    writer = start(disk, SMALL)
     for _ in range(2):
-        tick(writer, 8)
+        tick(writer, FULL_TICKS)
         writer.sync()
     tick(writer, 3)
     assert sorted(disk.files) == [ONE, TWO, THREE]

@@ -18,7 +18,7 @@ from journal.records import Digested, Kind
 from journal.segment import segment_name, segment_names
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings, JournalWriter
-from tests.journal.helpers import begin, closed, opened, sequences, start, tick
+from tests.journal.helpers import FULL_TICKS, SMALL, begin, closed, opened, sequences, start, tick
 from tests.journal.modeled_disk import ModeledDisk
 
 
@@ -85,24 +85,24 @@ def test_short_writes_are_completed() -> None:
 def test_rotation_by_size() -> None:
     """Full segments are left at a sync; each names the one before, and sequence and links go on across them."""
     disk = ModeledDisk()
-    writer = start(disk, JournalSettings(segment_bytes=500))
-    for _ in range(20):
-        tick(writer, 3)
+    writer = start(disk, SMALL)
+    for _ in range(4):
+        tick(writer, FULL_TICKS)
         writer.sync()
     writer.close()
     names = segment_names(disk.names())
     assert list(names) == list(range(1, len(names) + 1))
     assert len(names) > 3
     walk = Walk(disk)
-    assert [record.sequence for record in walk.records()] == list(range(1, 62))
+    assert [record.sequence for record in walk.records()] == list(range(1, 4 * FULL_TICKS + 2))
     assert [found.row.label for found in walk.findings] == ["clean_end"]
-    assert all(len(disk.read(name)) < 1000 for name in names.values())
+    assert all(len(disk.read(name)) < 3 * SMALL.segment_bytes for name in names.values())
 
 
 def test_rotation_while_the_loop_writes() -> None:
     """Records written between the fsync and the change of segments stand in the new one, and are read once."""
     disk = ModeledDisk()
-    writer = start(disk, JournalSettings(segment_bytes=480))
+    writer = start(disk, SMALL)
     tick(writer, 10)
 
     class Meanwhile:
@@ -171,7 +171,7 @@ def test_checks_may_be_skipped_by_older_readers() -> None:
 def test_policy_os_syncs_by_bytes() -> None:
     """With `os` the promise is what was written, and an fsync comes only when enough is held in memory."""
     disk = ModeledDisk()
-    settings = JournalSettings(policy="os", os_sync_bytes=400)
+    settings = JournalSettings(policy="os", os_sync_bytes=SMALL.segment_bytes)
     writer = start(disk, settings)
     assert disk.log.count("sync") == 1, "only the header"
     tick(writer)
