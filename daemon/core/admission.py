@@ -24,9 +24,8 @@ from typing import NamedTuple
 from allocator.capacity import CapacityRefusal, Demand
 from allocator.columns import Int32s
 from allocator.demand import joint
-from daemon.core import caching, passes
+from daemon.core import caching, checkpoints, passes
 from daemon.core.caching import Hit
-from daemon.core.checkpoints import cut
 from daemon.core.endings import end
 from daemon.core.memory import larger, minus, plus, smaller
 from daemon.core.outputs import Outputs
@@ -181,7 +180,7 @@ def _chunk(core: CoreState, request: Request, match: Match | None, plan: StepPla
     assert memory is not None, "only an epoch admits"
     start, target = match.tokens if match is not None else 0, request.sequence_tokens
     count = min(target - start, core.config.chunked_prefill_size, plan.budget_tokens)
-    count = cut(memory.checkpoint_interval, start, count, target)
+    count = checkpoints.chunk(core, request, start, count, target, match.matched_tokens if match is not None else 0)
     pages = memory.pages_of(start + count) - memory.pages_of(start)
     return Chunk(request, start, count, pages, memory.slots_each)
 

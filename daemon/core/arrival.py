@@ -289,6 +289,8 @@ def _accept(core: CoreState, frontend: int, item: Arrived, plan: Plan, out: Outp
         sampling=msgspec.structs.replace(generate.sampling, seed=seed),
         live=generate.n,
         namespace=generate.namespace,
+        store=generate.store,
+        pin_ns=generate.pin_ms * 1_000_000,
     )
     core.groups[frontend, generate.id] = group
     core.stop_uses[plan.stop_ids] += 1

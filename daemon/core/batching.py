@@ -153,7 +153,7 @@ def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns
     end = chunk.start + chunk.count
     request.scheduled_tokens = end
     rows.scheduled[row] = end
-    rows.grid_at[row] = checkpoints.next_grid(core.memory.checkpoint_interval, end)
+    checkpoints.chunk_ends(core, request, end)
     columns.chunks.append((row, generation, end))
     core.totals.prompt_tokens += chunk.count
     core.totals.recomputed_tokens += max(0, min(end, request.reached_tokens) - chunk.start)

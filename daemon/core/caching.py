@@ -3,7 +3,8 @@
 Owns every touch of the tree on behalf of a request, from the match at admission to the end of its lock. Must never
 decide when memory is short: what the tree can give back, `memory` takes. Invariants: a row's first `shared` pages are
 the tree's and held by its lock, the others its own; only whole pages are given, of positions whose tokens are committed
-and whose KV a processed forward wrote; where the tree already has a page, the row names the tree's from then on.
+and whose KV a processed forward wrote (with a state that stands behind them: a launched one); where the tree already
+has a page, the row names the tree's from then on; a request that is not to be stored reads and gives nothing.
 
     page table    0 ....... hit ....... shared ......... pages
                   found at  given       own: freed
@@ -18,10 +19,12 @@ import numpy as np
 
 from allocator.capacity import Demand
 from allocator.columns import Int64s
+from daemon.core.grid import Kind
 from daemon.core.memory import minus
 from daemon.core.requests import Request
+from daemon.core.rows import NO_FLOOR
 from daemon.core.state import CoreState
-from daemon.core.tree_nodes import Lock, Match
+from daemon.core.tree_nodes import Lock, Match, Node, Reader
 
 
 class Hit(NamedTuple):
@@ -62,7 +65,8 @@ def hold(core: CoreState, request: Request, match: Match | None, cold: bool = Fa
     if cold:
         match = tree.match(group.namespace, group.prompt, 0)
     before = tree.locked()
-    lock = tree.lock(match)
+    reader = Reader(request.priority, request.prompt_tokens, request.retractions > 0)
+    lock = tree.lock(match, reader)
     return Hit(match, lock, minus(tree.locked(), before))
 
 
@@ -76,13 +80,13 @@ def drop(core: CoreState, hit: Hit | None) -> None:
 
 def begin(core: CoreState, request: Request, hit: Hit | None) -> None:
     """The request's row was just assigned: it starts behind what was found."""
-    request.lock, request.match, request.processed_tokens = None, None, 0
+    request.lock, request.match, request.processed_tokens, request.known_tokens = None, None, 0, 0
     if hit is None:
         return
     memory, rows, row, match = core.memory, core.rows, request.row, hit.match
     assert memory is not None, "only an epoch has rows"
     assert not rows.pages[row], "a row starts empty"
-    request.lock = hit.lock
+    request.lock, request.known_tokens = hit.lock, match.matched_tokens
     request.scheduled_tokens = request.processed_tokens = match.tokens
     if len(match.pages):
         rows.append_pages(row, match.pages)
@@ -93,6 +97,9 @@ def begin(core: CoreState, request: Request, hit: Hit | None) -> None:
     if match.tokens:
         rows.retire_at[row] = 0  # worked out before the next step
     core.totals.cached_tokens += match.tokens
+    if match.slot:
+        assert match.node is not None, "a state stands at a node's end"
+        core.checkpoints_hit[match.node.kind] += 1
     if not request.retractions:
         request.cached_tokens, request.matched_tokens, request.hit_cut = match.tokens, match.matched_tokens, match.cut
 
@@ -114,22 +121,21 @@ def copied(core: CoreState, request: Request) -> None:
         core.memory.cache.release_state(request.lock)
 
 
-def give(core: CoreState, request: Request, tokens: Int64s, slot: int) -> bool:
-    """Give the row's whole pages of these first tokens of its sequence, and the state in `slot` (0: none) after them.
-
-    Whether the cache keeps the slot; a state fits only behind whole pages.
-    """
+def give(core: CoreState, request: Request, end: int) -> None:
+    """Give the row's whole pages of the first `end` tokens of its sequence; those the cache has from it stay as is."""
     memory, rows, row, lock = core.memory, core.rows, request.row, request.lock
     assert memory is not None, "only an epoch has a cache"
-    if memory.cache is None or lock is None:
-        return False
-    assert not slot or len(tokens) % memory.page_size == 0, "a state is that after whole pages"
-    first, last = lock.pages, len(tokens) // memory.page_size
+    if memory.cache is None or lock is None or not request.group.store:
+        return
+    first, last = lock.pages, end // memory.page_size
+    if last <= first:
+        return
     window_first = [0] * len(memory.none)
     for at, (band, _) in enumerate(memory.windows):
         window_first[band] = int(rows.window_first[row, at])
     table = rows.table[row, : rows.pages[row]]
-    given = memory.cache.insert(request.group.namespace, tokens, table, window_first, slot, lock)
+    tokens = sequence_of(core, request, end)
+    given = memory.cache.insert(request.group.namespace, tokens, table, window_first, 0, lock)
     for band, sources, targets in given.rebinds:
         memory.rebind(band, sources, targets)
     memory.give_back(given.free)
@@ -138,36 +144,107 @@ def give(core: CoreState, request: Request, tokens: Int64s, slot: int) -> bool:
         table[first:last] = given.pages
         core.changed.setdefault(row, []).extend(changed.tolist())
     rows.shared[row] = lock.pages
-    return given.slot_kept
+    memory.keep_quota(request.group.namespace)
 
 
-def finish(core: CoreState, request: Request, checkpoint: int) -> None:
-    """The request finishes well: give what it wrote, its newest checkpoint, and the state it ends with on the grid.
+def learn(core: CoreState, request: Request) -> None:
+    """A chunk was given: how far the cache knows the sequence beyond it, from requests that were faster."""
+    memory = core.memory
+    assert memory is not None, "only an epoch has a cache"
+    if memory.cache is None or request.lock is None or request.sequence is None:
+        return
+    ahead = memory.cache.ahead(request.lock, request.sequence) * memory.page_size
+    if ahead > request.lock.pages * memory.page_size:
+        request.known_tokens = max(request.known_tokens, ahead)
 
-    `checkpoint` is the position of a state in the checkpoint slot that was not given yet, 0 when there is none. The
-    working slot holds the state after all tokens that launched forwards consumed, the newest of which may be in flight:
-    whoever reads it is ordered behind that one. It is given where a checkpoint may stand, anywhere without checkpoint
-    slots; one that consumed a token that was not committed is not.
+
+def has_state(core: CoreState, request: Request, position: int) -> bool:
+    """Whether the cache has the state after the first `position` tokens of what this row gave or found."""
+    assert core.memory is not None, "only an epoch has a cache"
+    assert request.lock is not None, "it is asked of a row that reads the cache"
+    node: Node | None = request.lock.node
+    page = position // core.memory.page_size
+    while node is not None and node.start >= page:
+        node = node.parent
+    return node is not None and node.end == page and node.slot > 0
+
+
+def place(core: CoreState, request: Request, position: int, slot: int, kind: Kind) -> bool:
+    """Give the state in `slot`, which consumed the first `position` tokens; their pages were given. Whether it is kept.
+
+    Not where the cache has that state already.
+    """
+    memory = core.memory
+    assert memory is not None, "only an epoch has a cache"
+    assert memory.cache is not None, "a state is given to a cache"
+    assert request.lock is not None, "a row that gives reads through a lock"
+    assert position % memory.page_size == 0, "a state stands behind whole pages"
+    if not memory.cache.place_state(request.lock, position // memory.page_size, slot, kind):
+        return False
+    core.totals.checkpoints_given += 1
+    core.checkpoints_given[kind] += 1
+    memory.keep_quota(request.group.namespace)
+    return True
+
+
+def finish(core: CoreState, request: Request, output_tokens: int | None, now_ns: int) -> None:
+    """The request finishes well: give what it wrote and the newest state it has, and pin that if it was asked for.
+
+    `output_tokens` is where the client's output ends, when that is before what was committed: nobody goes on from what
+    lies behind.
+    """
+    end = request.prompt_tokens + int(core.rows.output[request.row])
+    if output_tokens is not None:
+        end = min(end, request.prompt_tokens + max(output_tokens, 0))
+    if not _leave_behind(core, request, end, Kind.TURN) or not request.group.pin_ns:
+        return
+    assert core.memory is not None, "only an epoch has a cache"
+    assert core.memory.cache is not None, "what was given is in the cache"
+    tokens = sequence_of(core, request, end)
+    match = core.memory.cache.match(request.group.namespace, tokens, end)
+    if match.tokens:
+        core.memory.cache.pin(match, now_ns + request.group.pin_ns)
+
+
+def retracted(core: CoreState, request: Request) -> int:
+    """The request is about to lose its row: what it wrote goes to the cache, so that it can be resumed from there.
+
+    All of it can be evicted once the row is gone. How many tokens another start would find then.
+    """
+    _leave_behind(core, request, request.prompt_tokens + int(core.rows.output[request.row]), Kind.RETRACTED)
+    return stays(core, request)
+
+
+def _leave_behind(core: CoreState, request: Request, end: int, kind: Kind) -> bool:
+    """Give the pages that a row wrote of its first `end` tokens, all committed, and its newest state among them.
+
+    The working slot holds the state after all tokens that launched forwards consumed, the newest of which may be in
+    flight: whoever reads it, or what that one writes, is ordered behind it. It is given where a checkpoint may stand,
+    anywhere without checkpoint slots. Else the row's kept state is, which is never behind the working one; where it
+    waited to be given anyway, both are. Whether there was a cache to give to.
     """
     memory, rows, row = core.memory, core.rows, request.row
     assert memory is not None, "only an epoch has rows"
-    if memory.cache is None or request.lock is None:
-        return
+    if memory.cache is None or request.lock is None or not request.group.store:
+        return False
     written = request.processed_tokens
     if written >= request.target_tokens:
         # The newest token was sampled by a processed forward and is no input of one.
         written = max(written, request.prompt_tokens + int(rows.output[row]) - 1)
-    tokens = sequence_of(core, request, written)
-    if checkpoint and give(core, request, tokens[:checkpoint], int(rows.slots[row, 1])):
+    written = min(written, end)
+    if memory.state < 0:
+        give(core, request, written)
+        return True
+    consumed, kept = int(rows.scheduled[row]), int(rows.floor[row])
+    at_end = 0 < consumed <= end and consumed % (memory.checkpoint_interval or 1) == 0
+    waits = core.gifts.get(row)
+    at_kept = kept != NO_FLOOR and kept <= end and (not at_end or waits is not None)
+    give(core, request, max(written, consumed if at_end else 0, kept if at_kept else 0))
+    if at_kept and place(core, request, kept, int(rows.slots[row, 1]), waits.kind if waits is not None else kind):
         rows.slots[row, 1] = 0
-        core.totals.checkpoints_given += 1
-    consumed, slot = int(rows.scheduled[row]), 0
-    committed, grid = request.prompt_tokens + int(rows.output[row]), memory.checkpoint_interval or 1
-    if memory.state >= 0 and 0 < written <= consumed <= committed and consumed % grid == 0:
-        tokens, slot = sequence_of(core, request, consumed), int(rows.slots[row, 0])
-    if give(core, request, tokens, slot):
+    if at_end and place(core, request, consumed, int(rows.slots[row, 0]), kind):
         rows.slots[row, 0] = 0
-        core.totals.checkpoints_given += 1
+    return True
 
 
 def stays(core: CoreState, request: Request) -> int:
@@ -186,6 +263,7 @@ def leave(core: CoreState, request: Request) -> None:
         assert core.memory is not None, "only an epoch has a cache"
         assert core.memory.cache is not None, "a lock is the cache's"
         core.memory.cache.unlock(request.lock)
+        core.memory.keep_quota(request.group.namespace)
         request.lock = None
 
 

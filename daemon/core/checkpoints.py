@@ -1,12 +1,17 @@
 """Checkpoints: recurrent states kept where a later request may start, and their way to the prefix cache.
 
-Owns the grid, the copies from working to checkpoint slots and the gifts that wait. Must never keep a state that
-consumed a token which was discarded, and never fail: what cannot be given now is counted and tried again. Invariants: a
-row has at most one kept state, the newest; as long as it waits, the windows keep what a start from there would read
-(`floor`); a gift takes one fresh slot or nothing happens.
+Owns the copies from working to checkpoint slots and the gifts that wait. Must never keep a state that consumed a token
+which was discarded, and never fail: what cannot be given now is counted and tried again. Invariants: a row has at most
+one kept state, the newest, and it stands at the row's `floor`; as long as it is there the windows keep what a start
+from there would read; a gift takes one fresh slot or nothing happens.
 
-    forward ends at a grid point -> next step copies working -> checkpoint slot (kept)
-    that forward was processed   -> pages and state to the cache, a fresh slot to the row (given)
+    forward ends at a grid point      -> next step copies working -> checkpoint slot            (kept)
+    that forward was processed,
+      and the point is wanted         -> pages and state to the cache, a fresh slot to the row  (given)
+    the request ends or is retracted  -> its newest state goes to the cache with its slot       (caching)
+
+While a row decodes it keeps its state at every grid point and gives none: only the newest of them will be where its
+turn ended. Which points are wanted before that says `grid`, by `checkpoint_policy`.
 """
 
 from __future__ import annotations
@@ -14,27 +19,38 @@ from __future__ import annotations
 import numpy as np
 
 from daemon.core import caching
+from daemon.core.grid import Kind, Wanted, cut, next_point
 from daemon.core.requests import Request
-from daemon.core.rows import NO_FLOOR, NO_GRID
-from daemon.core.state import CoreState, Keep
+from daemon.core.rows import NO_FLOOR, NO_GRID, Rows
+from daemon.core.state import CoreState, Gift
 
 
-def cut(interval: int, start: int, count: int, target: int) -> int:
-    """How many tokens of a chunk [start, start + count) of a prompt of `target` tokens run: it ends on the grid.
-
-    A chunk ends at the last grid point it reaches; one that reaches none runs as is. The prompt's last token is never
-    in the chunk that ends at the last grid point before it. `interval` 0: there is no grid.
-    """
-    if not interval:
-        return count
-    end = start + count
-    last = (end if end < target else target - 1) // interval * interval
-    return last - start if last > start else count
+def wanted(core: CoreState, request: Request, known: int, target: int) -> Wanted:
+    """What is wanted of a request's first `target` tokens, of which the cache knows `known`."""
+    memory, config = core.memory, core.config
+    assert memory is not None, "only an epoch has a grid"
+    interval = memory.checkpoint_interval if request.group.store else 0
+    return Wanted(interval, known, target, config.checkpoint_mark_tokens, config.checkpoint_policy == "grid")
 
 
-def next_grid(interval: int, end: int) -> int:
-    """Where a row whose newest chunk ends at `end` keeps its next state."""
-    return -(-end // interval) * interval if interval else NO_GRID
+def chunk(core: CoreState, request: Request, start: int, count: int, target: int, known: int) -> int:
+    """How many of `count` tokens from `start` on run as one chunk of a request whose prefill covers `target`."""
+    return cut(wanted(core, request, known, target), start, count)
+
+
+def resident_chunk(core: CoreState, request: Request, count: int) -> int:
+    """The same of the partly prefilled request's next chunk, of at most `count` tokens."""
+    return chunk(core, request, request.scheduled_tokens, count, request.target_tokens, request.known_tokens)
+
+
+def chunk_ends(core: CoreState, request: Request, end: int) -> None:
+    """A chunk of the request up to `end` is launched: where its row keeps its next state."""
+    memory = core.memory
+    assert memory is not None, "only an epoch has rows"
+    if memory.checkpoint_interval and request.group.store:
+        core.rows.grid_at[request.row] = next_point(memory.checkpoint_interval, end)
+    else:
+        core.rows.grid_at[request.row] = NO_GRID
 
 
 def keep(core: CoreState) -> None:
@@ -56,45 +72,61 @@ def keep(core: CoreState) -> None:
     rows.grid_at[due] = positions + memory.checkpoint_interval
     core.totals.checkpoints_kept += len(due)
     seq = next((flight.seq for flight in reversed(core.flights) if flight.forward), core.processed_through)
-    for row, position in zip(due.tolist(), positions.tolist(), strict=True):
-        older = core.keeps.pop(row, None)
-        if older is not None and older.seq <= core.processed_through:  # it waited behind one that found no slot
-            core.totals.checkpoints_skipped += not older.refused
-        core.keeps[row] = Keep(position, seq)
-    if seq <= core.processed_through:  # nothing is in flight: the next chunk could overwrite it before a report comes
-        give_ready(core)
+    if core.gifts:
+        _overtaken(core, due)
+    for row, kind in _wanted_of(core, due):
+        core.gifts[row] = Gift(int(rows.floor[row]), seq, kind)
+    if core.gifts and seq <= core.processed_through:
+        give_ready(core)  # nothing is in flight: the next chunk could overwrite it before a report comes
 
 
 def give_ready(core: CoreState) -> None:
-    """Give kept states whose forward was processed, oldest first; where one finds no slot, none behind it would."""
-    while core.keeps:
-        row, kept = next(iter(core.keeps.items()))
-        if kept.seq > core.processed_through:
+    """Give wanted states whose forward was processed, oldest first; where one finds no slot, none behind it would."""
+    while core.gifts:
+        row, gift = next(iter(core.gifts.items()))
+        if gift.seq > core.processed_through:
             return
         owner = core.rows.owners[row]
         assert owner is not None, "a row that is taken back waits for nothing"
-        if not _give(core, owner, kept):
-            core.totals.checkpoints_skipped += not kept.refused
-            kept.refused = True
+        if not _give(core, owner, gift):
+            core.totals.checkpoints_skipped += not gift.refused
+            gift.refused = True
             return
-        del core.keeps[row]
-        core.totals.checkpoints_given += 1
+        del core.gifts[row]
+        core.rows.floor[row] = NO_FLOOR
 
 
-def _give(core: CoreState, request: Request, kept: Keep) -> bool:
+def _overtaken(core: CoreState, due: Rows) -> None:
+    """Newer states take the place of what waited in these rows' slots."""
+    for row in due.tolist():
+        older = core.gifts.pop(row, None)
+        core.totals.checkpoints_skipped += older is not None and not older.refused
+
+
+def _wanted_of(core: CoreState, due: Rows) -> list[tuple[int, Kind]]:
+    """Which of the states just kept are to be given, and why; while rows decode only the policy `grid` wants any."""
+    if core.config.checkpoint_policy == "grid":
+        return [(row, Kind.GRID) for row in due.tolist()]
+    resident = core.resident
+    if resident is None or not (due == resident.row).any():
+        return []
+    of_prompt = wanted(core, resident, resident.known_tokens, resident.target_tokens)
+    kind = of_prompt.kind(resident.scheduled_tokens)
+    return [(resident.row, kind)] if kind is not Kind.NONE else []
+
+
+def _give(core: CoreState, request: Request, gift: Gift) -> bool:
     """Pages and state up to a kept one go to the cache; False when no slot can be had for the row."""
     memory, rows, row = core.memory, core.rows, request.row
     assert memory is not None, "only an epoch has rows"
     assert request.lock is not None, "a row of a model with checkpoints reads through a lock"
-    if not kept.refused:  # at a second try the pages were given before
-        caching.give(core, request, caching.sequence_of(core, request, kept.position), 0)
-    if not request.lock.node.slot:
-        fresh = memory.take_slot()
-        if fresh is None:
-            return False
-        tokens = caching.sequence_of(core, request, kept.position)
-        given = caching.give(core, request, tokens, int(rows.slots[row, 1]))
-        assert given, "the cache lacked this state"
-        rows.slots[row, 1] = fresh
-    rows.floor[row] = NO_FLOOR
+    caching.give(core, request, gift.position)
+    if caching.has_state(core, request, gift.position):
+        return True
+    fresh = memory.take_slot()
+    if fresh is None:
+        return False
+    given = caching.place(core, request, gift.position, int(rows.slots[row, 1]), gift.kind)
+    assert given, "the cache lacked this state"
+    rows.slots[row, 1] = fresh
     return True

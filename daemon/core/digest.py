@@ -70,6 +70,8 @@ def _scalars(core: CoreState) -> list[Any]:
         core.facts,
         core.running_max,
         dataclasses.astuple(core.totals),
+        core.checkpoints_given,
+        core.checkpoints_hit,
         [core.counts[state] for state in State],
     ]
 
@@ -81,7 +83,7 @@ def _orders(core: CoreState) -> list[Any]:
         core.resident.number if core.resident is not None else 0,
         [request.number for request in core.parked_rows],
         sorted(core.relief.items()),
-        [[row, *dataclasses.astuple(kept)] for row, kept in core.keeps.items()],
+        [[row, *dataclasses.astuple(gift)] for row, gift in core.gifts.items()],
         sorted(core.changed.items()),
         list(core.ended_groups),
         core.frontends,
@@ -93,7 +95,7 @@ def _group(group: Group) -> list[Any]:
     ends = sorted(group.ended.items())
     stops = group.stop_ids.tobytes()
     content = [group.frontend, group.id, group.digest, group.accepted, stops, group.sampling, group.live]
-    return [*content, group.namespace, ends]
+    return [*content, group.namespace, group.store, group.pin_ns, ends]
 
 
 def _request(request: Request) -> list[Any]:
@@ -116,6 +118,7 @@ def _request(request: Request) -> list[Any]:
         request.target_tokens,
         request.scheduled_tokens,
         request.processed_tokens,
+        request.known_tokens,
         request.lock.content() if request.lock is not None else 0,
         request.cached_tokens,
         request.matched_tokens,

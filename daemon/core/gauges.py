@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from daemon.core.grid import KIND_NAMES
 from daemon.core.memory import Memory
 from daemon.core.passes import places, waits_for
 from daemon.core.requests import Request, State
@@ -37,6 +38,9 @@ def gauges(core: CoreState) -> dict[str, int]:
             numbers[f"free_units_{band.name}"] = units
         numbers.update(_cache(core.memory))
     numbers.update({f"{name}_total": count for name, count in dataclasses.asdict(core.totals).items()})
+    for kind, name in KIND_NAMES.items():
+        numbers[f"checkpoints_given_{name}_total"] = core.checkpoints_given[kind]
+        numbers[f"checkpoints_hit_{name}_total"] = core.checkpoints_hit[kind]
     return numbers
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+CHECKPOINT_POLICIES = ("likely", "grid")  # the first is the default
+
 
 class CoreConfig(msgspec.Struct, frozen=True):
     """Limits and policies of the scheduler core. Names follow the flags of `bandmaster serve`."""
@@ -46,6 +48,8 @@ def state_cache_problem(config: CoreConfig) -> str:
     """Why states of a model with recurrent layers cannot be cached as configured, or nothing."""
     if not config.enable_prefix_caching:
         return ""
+    if config.checkpoint_policy not in CHECKPOINT_POLICIES:
+        return f"checkpoint_policy {config.checkpoint_policy!r} is none of {', '.join(CHECKPOINT_POLICIES)}"
     interval, page_size = config.checkpoint_interval, config.page_size
     if config.state_cache == "no_buffer":
         if page_size == 1:

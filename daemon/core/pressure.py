@@ -23,9 +23,8 @@ import numpy as np
 
 from allocator.capacity import CapacityRefusal
 from allocator.columns import Int32s
-from daemon.core import caching, relief
+from daemon.core import caching, checkpoints, relief
 from daemon.core.admission import SHARE_ONE_PPM, Chunk, StepPlan, shortage
-from daemon.core.checkpoints import cut
 from daemon.core.endings import end, leave
 from daemon.core.memory import Memory
 from daemon.core.outputs import Decided, Outputs
@@ -100,7 +99,7 @@ def plan_resident(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) ->
     start, held = request.scheduled_tokens, int(core.rows.pages[request.row])
     wanted = min(request.target_tokens - start, core.config.chunked_prefill_size, plan.budget_tokens)
     assert wanted > 0, "a resident request has prompt tokens left"
-    count = wanted = cut(memory.checkpoint_interval, start, wanted, request.target_tokens)
+    count = wanted = checkpoints.resident_chunk(core, request, wanted)
     refusal = memory.refusal(memory.demand(plan.pages + memory.pages_of(start + count) - held))
     if refusal is None:
         relief.fits(core, ChunkNeed.kind)
@@ -161,8 +160,8 @@ def retract(
     assert request.row >= 0, "only what has a row gives something back"
     memory = core.memory
     assert memory is not None, "only an epoch has rows"
-    had, stays = int(core.rows.scheduled[request.row]), caching.stays(core, request)
-    before = _reclaimable_pages(memory)
+    had, before = int(core.rows.scheduled[request.row]), _reclaimable_pages(memory)
+    stays = caching.retracted(core, request)
     freed = leave(core, request)
     core.move(request, Event.RETRACT)
     request.retractions += 1
@@ -240,7 +239,7 @@ def _shrink(need: ChunkNeed) -> Gave:
     memory = need.memory
     room = memory.room_pages(memory.demand(need.plan.pages))
     count = min(need.wanted, (need.held_pages + room) * memory.page_size - need.start)
-    need.count = max(0, cut(memory.checkpoint_interval, need.start, max(count, 0), need.resident.target_tokens))
+    need.count = checkpoints.resident_chunk(need.core, need.resident, max(count, 0))
     if need.count:
         need.refusal = None
     return Gave({"tokens": need.count})

@@ -57,12 +57,12 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
     for row, generation in flight.scored:
         if core.rows.generation[row] == generation:
             end(core, _owner(core, row), EndReason.LENGTH, "the prompt was scored", item.now_ns, out)
-    if core.keeps:
+    if core.gifts:
         give_ready(core)
 
 
 def _enter_chunks(core: CoreState, flight: Flight) -> None:
-    """Prefill chunks were computed: without recurrent state their whole pages go to the cache."""
+    """Prefill chunks were computed: their whole pages go to the cache, where others may know what follows."""
     memory, rows = core.memory, core.rows
     assert memory is not None, "only an epoch has steps"
     for row, generation in flight.hits:
@@ -73,8 +73,9 @@ def _enter_chunks(core: CoreState, flight: Flight) -> None:
             continue
         request = _owner(core, row)
         request.processed_tokens = end_tokens
-        if memory.state < 0:
-            caching.give(core, request, caching.sequence_of(core, request, end_tokens), 0)
+        caching.give(core, request, end_tokens)
+        if memory.checkpoint_interval:
+            caching.learn(core, request)
 
 
 def _next_flight(core: CoreState, item: Reported) -> Flight:

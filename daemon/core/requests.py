@@ -97,8 +97,9 @@ def step_life(state: State, event: Event) -> State:
 class Group:
     """One accepted `Generate`: its choices share the prompt and the client's id.
 
-    Cached prefixes are shared within its `namespace`. `prompt` and `stop_ids` (int64) are dropped when the last choice
-    has ended; `ended` holds the terminal message of each choice until the front end acknowledges the id.
+    Cached prefixes are shared within its `namespace`; without `store` nothing it computes is cached, and what it leaves
+    there is pinned for `pin_ns`. `prompt` and `stop_ids` (int64) are dropped when the last choice has ended; `ended`
+    holds the terminal message of each choice until the front end acknowledges the id.
     """
 
     frontend: int
@@ -110,6 +111,8 @@ class Group:
     sampling: Sampling
     live: int
     namespace: str = ""
+    store: bool = True
+    pin_ns: int = 0
     ended: dict[int, Finished] = field(default_factory=dict)
 
 
@@ -142,6 +145,7 @@ class Request:
     target_tokens: int = 0  # prompt tokens plus kept output: what prefill must cover in this generation
     scheduled_tokens: int = 0  # of those, how many are scheduled
     processed_tokens: int = 0  # of those, how many a processed forward wrote
+    known_tokens: int = 0  # how much of the sequence the cache knew from others when it was last heard of
     lock: Lock | None = None  # what it holds of the prefix cache, while it has a row and there is a cache
     cached_tokens: int = 0  # how many were not computed when it was first admitted
     matched_tokens: int = 0  # how far full-attention pages alone matched then

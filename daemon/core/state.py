@@ -18,6 +18,7 @@ from allocator.checks import Checks
 from allocator.columns import Int32s, Int64s
 from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
+from daemon.core.grid import Kind
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory, minus
 from daemon.core.order import WaitingQueue
@@ -94,14 +95,15 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Keep:
-    """A kept state that waits to be given: how many tokens it consumed, and the forward that ended there.
+class Gift:
+    """A kept state that waits to be given: how many tokens it consumed, the forward that ended there, why it is wanted.
 
     `refused`: no slot was to be had for it yet.
     """
 
     position: int
     seq: int
+    kind: Kind
     refused: bool = False
 
 
@@ -123,6 +125,8 @@ class CoreState:
         self.queue = WaitingQueue(config.schedule_policy)
         self.counts: dict[State, int] = dict.fromkeys(State, 0)
         self.totals = Totals()
+        self.checkpoints_given = [0] * len(Kind)  # of `totals.checkpoints_given`, by kind
+        self.checkpoints_hit = [0] * len(Kind)  # requests that started from a cached state, by its kind
         self.deadlines: list[tuple[int, int]] = []
         self.facts: ModelFacts | None = None
         self.stop_uses = np.zeros(0, np.int32)  # per token id: live groups that stop at it
@@ -146,7 +150,7 @@ class CoreState:
         self.relief: dict[str, Decided] = {}  # by kind of need, what the relief ladder did last while it is short
         self.skipped: dict[int, tuple[str, dict[str, int]]] = {}  # by request, why the newest pass passed it over
         self.told_evicted: Demand = ()  # units taken from the cache that decisions have told of
-        self.keeps: dict[int, Keep] = {}  # by row, states that wait to be given, in the order of their forwards
+        self.gifts: dict[int, Gift] = {}  # by row, states that wait to be given, in the order of their forwards
         self.changed: dict[int, list[int]] = {}  # by row, the page-table entries that the ranks must hear of again
         self.steady: Demand = ()  # sum of `steady` over requests that have a row
         self.share_ppm = 1_000_000 if self.config.reserve == "full" else SHARE_START_PPM
@@ -238,7 +242,7 @@ class CoreState:
     def release_row(self, request: Request) -> Demand:
         """Take back everything a request holds, at once; returns how many units of each band that is."""
         assert self.memory is not None, "only an epoch has rows"
-        self.keeps.pop(request.row, None)
+        self.gifts.pop(request.row, None)
         held = self.rows.release(request)
         self.memory.give_back(held)
         self.steady = minus(self.steady, request.steady)
@@ -252,11 +256,6 @@ class CoreState:
         request.sequence = None
         request.target_tokens = request.scheduled_tokens = request.processed_tokens = 0
         return tuple(len(ids) for ids in held)
-
-    def ready_checkpoint(self, row: int) -> int:
-        """How many tokens the row's kept state consumed, when it may be given to the cache now; 0: there is none."""
-        kept = self.keeps.get(row)
-        return kept.position if kept is not None and kept.seq <= self.processed_through else 0
 
     def due_ns(self) -> int | None:
         """The next deadline of a live request, or None."""
@@ -277,7 +276,7 @@ class CoreState:
             "resident": int(self.resident is not None),
             "stop_ids": int(np.count_nonzero(self.stop_uses)),
             "changed": len(self.changed),
-            "kept": len(self.keeps),
+            "gifts": len(self.gifts),
             "units": sum(self.memory.live_units()) - self.memory.cached_units() if self.memory is not None else 0,
         }
         leaked = {name: count for name, count in left.items() if count}

@@ -12,7 +12,6 @@ from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
 from allocator.ops import Free, Take
 from daemon.core import inputs
-from daemon.core.checkpoints import cut
 from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from tests.core.rank_double import Shape, geometry
@@ -151,26 +150,6 @@ def test_slots_of_a_step_name_every_row() -> None:
     one.check_rest()
 
 
-@pytest.mark.parametrize(
-    ("interval", "start", "count", "target", "runs"),
-    [
-        (0, 0, 100, 700, 100),  # no grid
-        (256, 0, 1024, 700, 512),  # the last grid point before the end is a cut
-        (256, 512, 188, 700, 188),  # and the rest follows
-        (256, 0, 600, 2000, 512),  # the last grid point in reach
-        (256, 512, 100, 2000, 100),  # none in reach: progress over the grid
-        (256, 612, 600, 2000, 412),
-        (256, 0, 256, 256, 256),  # the prompt ends on the grid: its last token is not in an earlier chunk
-        (256, 0, 257, 257, 256),
-        (256, 0, 512, 512, 256),
-        (4, 0, 0, 10, 0),
-    ],
-)
-def test_chunks_are_cut_on_the_grid(interval: int, start: int, count: int, target: int, runs: int) -> None:
-    """Where a chunk ends that could run `count` tokens."""
-    assert cut(interval, start, count, target) == runs
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("stops", [True, False])
 def test_without_a_second_slot_a_sequence_is_gone_on_from_its_end(overlap: bool, stops: bool) -> None:
@@ -195,8 +174,9 @@ def test_without_a_second_slot_a_sequence_is_gone_on_from_its_end(overlap: bool,
 
 @pytest.mark.parametrize("late", [False, True])
 def test_every_checkpoint_of_a_prompt_is_given_whenever_reports_come(late: bool) -> None:
-    """Reports at once, or all of them when no step can be formed without: the cache gets a state per chunk."""
-    one = world(EVERYTHING, pages=400, caching=True, chunked_prefill_size=16, checkpoint_interval=16)
+    """Reports at once, or all of them when no step can be formed without: under `grid` every point's state is given."""
+    fields = {"chunked_prefill_size": 40, "checkpoint_interval": 16, "checkpoint_policy": "grid"}
+    one = world(EVERYTHING, pages=400, caching=True, **fields)
     one.send("r", 100, 2)
     while one.core.gauges()["live"]:
         if late and one.wants_tick:

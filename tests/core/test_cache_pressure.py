@@ -18,14 +18,14 @@ def number_of(one: World, id: str) -> int:
 
 def test_every_checkpoint_without_a_slot_is_counted() -> None:
     """Two rows reach the grid in the same steps: what waits behind the one that was refused is counted as well."""
-    one = world(Shape(state=True, slot_bytes=32 * 256), pages=32 * 4 + 28)
+    one = world(Shape(state=True, slot_bytes=32 * 256), pages=32 * 4 + 28, checkpoint_policy="grid")
     for number in range(2):
         one.send(f"r{number}", prompt_of(64 + number, 7), 42)
     state = one.core._state
     while one.core.gauges()["live"] == 2:
         one.tick() if one.wants_tick else one.report()
         totals = one.core.gauges()
-        untold = sum(not kept.refused for kept in state.keeps.values())
+        untold = sum(not gift.refused for gift in state.gifts.values())
         settled = totals["checkpoints_given_total"] + totals["checkpoints_skipped_total"]
         if totals["live"] == 2:
             assert totals["checkpoints_kept_total"] == settled + untold

@@ -561,7 +561,8 @@ def test_window_units_that_were_given_are_let_go_as_the_row_moves_on(shape: str)
 
 def test_incident_20_the_window_behind_a_checkpoint_always_advances() -> None:
     """No slot is ever free for a gift: window units held stay within what was priced, and the request finishes."""
-    one = world(Shape(windows=(8,), state=True, slot_bytes=16 * 256), pages=16 * 2 + 40)
+    shape = Shape(windows=(8,), state=True, slot_bytes=16 * 256)
+    one = world(shape, pages=16 * 2 + 40, checkpoint_policy="grid")
     one.send("long", prompt_of(63, 10), 90)
     most = 0
     while one.wants_tick or one.reports_waiting:

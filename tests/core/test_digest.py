@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from daemon.core import inputs
+from daemon.core.grid import Kind
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
 from daemon.core.requests import Request, State
-from daemon.core.state import CoreState, Keep
-from daemon.core.tree import PrefixTree
-from daemon.core.tree_nodes import Lock
+from daemon.core.state import CoreState, Gift
 from ipc.messages import Generate, Sampling
 from tests.core.world import World
 
@@ -139,9 +138,11 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "relief": {"rows": Decided(1, "relief", 0, "park")},
         "resident": None,
         "kept": [b"\0" * 8],
-        "keeps": {0: Keep(4, 1)},
+        "gifts": {0: Gift(4, 1, Kind.PROMPT)},
+        "checkpoints_given": [1, *core.checkpoints_given[1:]],
+        "checkpoints_hit": [1, *core.checkpoints_hit[1:]],
         "changed": {0: [1]},
-        "lock": Lock("", PrefixTree(4, core.memory.chain.bands)._root(""), 0, 0, [0]) if core.memory else None,
+        "lock": next(owner.lock for owner in core.rows.owners if owner is not None),
         "ended": {0: next(iter(next(iter(core.ended_groups.values())).ended.values()))},
     }
     if name in contents and not isinstance(value, np.ndarray):
