@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from allocator.capacity import CapacityRefusal, Demand
@@ -92,6 +94,20 @@ def test_reclaim_what_the_cache_holds_comes_before_anybody_is_asked(monkeypatch:
     assert told == after["evicted_units_full_total"] > 0
     assert {one.reason for one in world.verdicts("evicted")} == {"reclaim"}
     assert all(min(one.numbers.values()) > 0 for one in world.verdicts("evicted"))
+    world.check_rest()
+
+
+def test_what_a_quota_takes_from_the_cache_is_told_apart() -> None:
+    """A namespace beyond its quota gives pages back though nobody needs them: evicted for the quota, not reclaimed."""
+    config = CoreConfig(page_size=4, max_running_requests=2, max_batched_tokens=64, cache_quotas={"salt:a": 200_000})
+    world = World(config, pages=60, caching=True)
+    for k in range(4):
+        world.send(f"r{k}", [k * 7 + j for j in range(40)], 2, namespace="salt:a")
+        world.run()
+    told, gauges = world.verdicts("evicted"), world.core.gauges()
+    assert {one.reason for one in told} == {"quota"}
+    assert sum(one.numbers["units_full"] for one in told) == gauges["quota_evicted_units_full_total"] > 0
+    assert gauges["cached_units_full"] <= 12
     world.check_rest()
 
 
@@ -401,3 +417,55 @@ def test_a_livelock_is_reported_with_the_last_verdicts(monkeypatch: pytest.Monke
     world.run()
     world.check_rest()
     assert world.finished("r").reason == world.finished("next").reason == "length"
+
+
+FAMILIES = {"full": Shape(), "window": Shape(windows=(12,)), "state": Shape(windows=(20,), state=True)}
+
+
+@pytest.mark.parametrize("policy", ["priority", "fcfs"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_memory_answers_nothing_is_raised_and_everybody_ends(
+    seed: int, family: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory that says no whenever it likes, hundreds of times: no rung raises, nothing leaks, all tokens come.
+
+    A request whose chunk was refused while it was alone ends with memory, one that never began with unschedulable; all
+    others get their whole output, and nobody is retracted beyond the bound.
+    """
+    rng = random.Random(f"{seed} {family} {policy}")
+    refusal, room_pages = Memory.refusal, Memory.room_pages
+    asked = 0
+
+    def moody() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked < 400 and rng.random() < 0.35
+
+    monkeypatch.setattr(Memory, "refusal", lambda memory, d: refusal(memory, memory.demand(10**6) if moody() else d))
+    monkeypatch.setattr(Memory, "room_pages", lambda memory, d: 0 if moody() else room_pages(memory, d))
+    config = CoreConfig(
+        page_size=2,
+        checkpoint_interval=4,
+        max_running_requests=4,
+        max_batched_tokens=32,
+        chunked_prefill_size=8,
+        retracts_max=3,
+        schedule_policy=policy,
+        overlap=rng.random() < 0.5,
+    )
+    world = World(config, pages=60, shape=FAMILIES[family], caching=True)
+    for k in range(10):
+        prompt = [rng.randrange(90) for _ in range(rng.choice([3, 17, 30]))]
+        world.send(f"r{k}", prompt, rng.choice([2, 14]), priority=rng.randint(0, 2) if policy == "priority" else 0)
+        for _ in range(rng.randrange(6)):
+            world.turn()
+    world.run()
+    world.check_rest(refused=True)
+    assert asked > 60
+    ended = world.verdicts("ended")
+    assert {one.reason for one in ended} <= {"length", "memory", "unschedulable"}
+    assert max(one.numbers["retractions"] for one in ended) <= 3
+    assert len(climbs(world)) > 3
+    for one in climbs(world):
+        assert rungs(one) == [name for name in (CHUNK_RUNGS if one.request else ROWS_RUNGS) if name in rungs(one)]
