@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     text = "eviction policies to compare, each with a checkpoint policy if it says so: value,lru,value/grid"
     group.add_argument("--policy", default="value,lru", metavar="NAME,...", help=f"{text} [value,lru]")
     group = parser.add_argument_group("time")
-    group.add_argument("--step-us", default="2000", metavar="US", help="what every forward takes [2000]")
+    group.add_argument("--step-us", default="5000", metavar="US", help="what every forward takes [5000]")
     group.add_argument("--prefill-us", default="10", metavar="US", help="and for each prompt token it computes [10]")
     group.add_argument("--decode-us", default="40", metavar="US", help="and for each decoding request [40]")
     group.add_argument("--speed", default="1", metavar="X", help="requests arrive X times as fast as in the trace [1]")

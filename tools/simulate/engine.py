@@ -58,7 +58,7 @@ class Times(NamedTuple):
     Attention's growth with the context is in neither: both are means over the contexts of the traffic.
     """
 
-    step_ns: int = 2_000_000
+    step_ns: int = 5_000_000
     prefill_ns: int = 10_000
     decode_ns: int = 40_000
 
