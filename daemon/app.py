@@ -127,6 +127,7 @@ class Daemon:
         self._checks = Checks(settings.invariants)
         self.core = SchedulerCore(core_config(settings), self._checks)
         self.metrics = Metrics()
+        self.metrics.set_policies(core_config(settings))
         self._wire()
 
     def _wire(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from daemon.core.limits import CoreConfig
 from daemon.core.reasons import EndReason
 
 PREFIX = "bandmaster:"
@@ -39,7 +40,10 @@ CORE_TOTALS = {
     "prompt_tokens_total": ("prompt_tokens", "prompt tokens scheduled"),
     "output_tokens_total": ("generation_tokens", "output tokens committed"),
     "retractions_total": ("num_preemptions", "requests that gave everything back and wait again"),
+    "preemptions_total": ("priority_preemptions", "of those, to make place for a request of higher priority"),
     "retracted_tokens_total": ("retracted_tokens", "tokens whose computation a retraction threw away"),
+    "recomputed_tokens_total": ("recomputed_tokens", "tokens scheduled again by requests that had them before"),
+    "climbs_total": ("relief_climbs", "times the next step did not fit and the relief ladder was climbed"),
     "parks_total": ("parks", "times a request was parked"),
     "stalls_total": ("stalls", "times work waited and no token was scheduled for long"),
     "checkpoints_kept_total": ("checkpoints_kept", "recurrent states kept in a request's checkpoint slot"),
@@ -48,13 +52,21 @@ CORE_TOTALS = {
     "cache_flushes_total": ("cache_flushes", "orders to empty the prefix cache that were carried out"),
     "steps_total": ("steps", "steps sent to the ranks"),
     "forwards_total": ("forwards", "steps with a forward"),
+    "passes_total": ("passes", "scheduling passes, with a step or without"),
+    "pins_refused_total": ("pins_refused", "prefixes that were not pinned: all pins together would pass --pinned-max"),
+    "pins_dropped_total": ("pins_dropped", "pinned parts of prefixes given up early: nothing else was left"),
 }
 # Numbers of the core whose names end in a band's, and the metric with that band as label.
 BAND_GAUGES = {
     "cached_units_": ("cached_units", "units that the prefix cache holds, per band"),
     "reclaimable_units_": ("reclaimable_units", "of those, units that no request reads, per band"),
+    "pinned_units_": ("pinned_units", "units of the prefix cache that pins name, per band"),
 }
-BAND_TOTALS = {"evicted_units_": ("evicted_units", "units taken back from the prefix cache, per band")}
+BAND_TOTALS = {
+    "evicted_units_": ("evicted_units", "units taken back from the prefix cache, per band"),
+    "quota_evicted_units_": ("quota_evicted_units", "of those, units beyond the quota of their namespace, per band"),
+}
+POLICIES = ("schedule_policy", "eviction_policy", "checkpoint_policy", "reserve")  # fields of `CoreConfig`
 NO_CUT = "none"
 
 
@@ -69,6 +81,7 @@ class Metrics:
         self._band_gauges = {name: self._gauge(*row, ["band"]) for name, row in BAND_GAUGES.items()}
         self._band_totals = {name: self._counter(*row, ["band"]) for name, row in BAND_TOTALS.items()}
         self._prefix_metrics()
+        self._policies = self._gauge("policies", "1 for the policies that this daemon runs with", list(POLICIES))
         self._bands = self._gauge("units", "units per band and state", ["band", "state"])
         self._gateway = self._gauge("gateway_events", "counters of the gateway, hostile messages among them", ["event"])
         self._ranks = self._gauge("rank_stream_events", "counters of the rank streams", ["event"])
@@ -91,6 +104,10 @@ class Metrics:
         self.journal_unsynced = self._gauge("journal_unsynced_bytes", "journal bytes not known on disk")
         self.flushes_asked = self._gauge("flushes_asked", "opportunistic flushes asked for")
         self.observe_failures = self._counter("observe_failures", "failures inside metrics and logs themselves")
+
+    def set_policies(self, config: CoreConfig) -> None:
+        """Say under which policies everything else is counted."""
+        self._policies.labels(*(getattr(config, name) for name in POLICIES)).set(1)
 
     def set_core(self, gauges: Mapping[str, int]) -> None:
         """Take over the core's gauges and totals."""

@@ -41,7 +41,7 @@ def state_digest(core: CoreState) -> bytes:
         digest.update(encode(core.memory.geometry))
         digest.update(core.memory.chain.state_digest())
         digest.update(canonical_bytes(core.memory.pending_ops()))
-        digest.update(encode(core.memory.evicted))
+        digest.update(encode([core.memory.evicted, core.memory.quota_evicted]))
         if core.memory.cache is not None:
             digest.update(core.memory.cache.content())
     return digest.digest()

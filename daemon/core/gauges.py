@@ -45,15 +45,21 @@ def gauges(core: CoreState) -> dict[str, int]:
 
 
 def _cache(memory: Memory) -> dict[str, int]:
-    """Units of the prefix cache per band: held now, of those without a reader, and taken from it so far."""
+    """Units of the prefix cache per band: held now, without a reader, pinned, and taken from it so far; pins."""
     cache = memory.cache
     held = cache.held() if cache is not None else memory.none
     reclaimable = cache.reclaimable() if cache is not None else memory.none
-    numbers: dict[str, int] = {}
-    for band, units, idle in zip(memory.chain.bands, held, reclaimable, strict=True):
+    pinned = cache.pinned() if cache is not None else memory.none
+    numbers = {
+        "pins_refused_total": cache.pins_refused if cache is not None else 0,
+        "pins_dropped_total": cache.pins_dropped if cache is not None else 0,
+    }
+    for band, units, idle, kept in zip(memory.chain.bands, held, reclaimable, pinned, strict=True):
         numbers[f"cached_units_{band.name}"] = units
         numbers[f"reclaimable_units_{band.name}"] = idle
+        numbers[f"pinned_units_{band.name}"] = kept
         numbers[f"evicted_units_{band.name}_total"] = memory.evicted[band.name]
+        numbers[f"quota_evicted_units_{band.name}_total"] = memory.quota_evicted[band.name]
     return numbers
 
 

@@ -22,7 +22,7 @@ from daemon.core.digest import state_digest
 from daemon.core.endings import end, end_all, end_group, forget
 from daemon.core.inputs import Input
 from daemon.core.limits import CoreConfig
-from daemon.core.memory import Memory
+from daemon.core.memory import Memory, minus
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.passes import PassedOver, passed_over
 from daemon.core.processing import process
@@ -107,16 +107,17 @@ class SchedulerCore:
         return state_digest(self._state)
 
     def _tell_evicted(self, memory: Memory, now_ns: int, out: Outputs) -> None:
-        """One decision for all that this input took from the prefix cache."""
-        core, evicted = self._state, tuple(memory.evicted.values())
-        if evicted != core.told_evicted:
-            numbers = {
-                f"units_{band.name}": now - told
-                for band, now, told in zip(memory.chain.bands, evicted, core.told_evicted, strict=True)
-                if now > told
-            }
-            core.told_evicted = evicted
-            out.decisions.append(Decided(now_ns, Verdict.EVICTED, 0, "reclaim", numbers))
+        """All that this input took from the prefix cache: one decision for who needed it, one for quotas."""
+        core, evicted, beyond = self._state, tuple(memory.evicted.values()), tuple(memory.quota_evicted.values())
+        if (evicted, beyond) == core.told_evicted:
+            return
+        for_quota = minus(beyond, core.told_evicted[1])
+        reclaimed = minus(minus(evicted, core.told_evicted[0]), for_quota)
+        core.told_evicted = (evicted, beyond)
+        for reason, gone in (("reclaim", reclaimed), ("quota", for_quota)):
+            numbers = {f"units_{band}": units for band, units in zip(memory.evicted, gone, strict=True) if units}
+            if numbers:
+                out.decisions.append(Decided(now_ns, Verdict.EVICTED, 0, reason, numbers))
 
     # --- ends from outside ---------------------------------------------------------------------------------------
 

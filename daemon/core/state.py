@@ -149,7 +149,7 @@ class CoreState:
         self.parked_rows: list[Request] = []
         self.relief: dict[str, Decided] = {}  # by kind of need, what the relief ladder did last while it is short
         self.skipped: dict[int, tuple[str, dict[str, int]]] = {}  # by request, why the newest pass passed it over
-        self.told_evicted: Demand = ()  # units taken from the cache that decisions have told of
+        self.told_evicted: tuple[Demand, Demand] = ((), ())  # units taken from the cache that decisions have told of
         self.gifts: dict[int, Gift] = {}  # by row, states that wait to be given, in the order of their forwards
         self.changed: dict[int, list[int]] = {}  # by row, the page-table entries that the ranks must hear of again
         self.steady: Demand = ()  # sum of `steady` over requests that have a row
@@ -169,7 +169,8 @@ class CoreState:
         windows = [tokens for _, tokens in memory.windows]
         self.epoch, self.memory, self.facts = epoch, memory, facts
         self.rows = RowTable(self.running_max, self.config.page_size, windows, memory.slots_each)
-        self.steady = self.told_evicted = memory.none
+        self.steady = memory.none
+        self.told_evicted = (memory.none, memory.none)
         self.stop_uses = np.zeros(facts.vocab_size, np.int32)
 
     @property
