@@ -127,7 +127,6 @@ def _grow(tree: TreeState, lock: Lock, tokens: bytes, pages: Int32s, gift: Gift,
     node.pages = np.concatenate([node.pages, pages])
     node.end = lock.pages = old + len(pages)
     node.stamps, node.pin_first = [stamp] * shape.count, [node.end] * shape.count
-    node.ended, node.mark = False, 0
     tree.hold(node, shape.owner, len(pages))
     tree.locked[shape.owner] += len(pages)
     for band, _ in shape.windows:

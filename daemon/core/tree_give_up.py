@@ -114,9 +114,6 @@ class Eviction:
             return
         count = end - node.start
         node.end, node.pages, node.tokens = end, node.pages[:count], node.tokens[: count * page_bytes]
-        node.ended = False
-        if node.mark > end:
-            node.mark = 0
         for band in range(tree.shape.count):
             node.first[band] = min(node.first[band], end)
             node.floor[band] = node.pin_first[band] = end

@@ -36,10 +36,9 @@ class Node:
     entries that make no sense for a band stay as they began.
 
     What policies rank by: `stamps[band]` is when that component was used last, `born` when the node came, `hits` how
-    many hits ran through it, `priority` the highest of those that used it, `kind` what its state was kept for. `mark`
-    is the last page end that a prompt ending in this node can be matched to (0: none does), `ended` whether a hit ended
-    at the node's end. `visit` is the newest visit that came through, of whose path it is the `tail` or not, `sharers`
-    how often that was one of another line. `gone`: it is no part of the tree any more.
+    many hits ran through it, `priority` the highest of those that used it, `kind` what its state was kept for. `visit`
+    is the newest visit that came through, of whose path it is the `tail` or not, `sharers` how often that was one of
+    another line. `gone`: it is no part of the tree any more.
 
     What `tree_worth` derives: `reach[band]` units before the end are read by likely match ends at and below it, `below`
     by those below alone; `usable`: a match can end in it; `passed`: the one continuation of its state leads to a later
@@ -52,14 +51,12 @@ class Node:
         "born",
         "children",
         "end",
-        "ended",
         "first",
         "floor",
         "gone",
         "hits",
         "kind",
         "locks",
-        "mark",
         "pages",
         "parent",
         "passed",
@@ -103,9 +100,9 @@ class Node:
         self.locks = 0
         self.state_locks = 0
         self.stamps = [0] * bands
-        self.born = self.hits = self.kind = self.mark = self.worth = 0
+        self.born = self.hits = self.kind = self.worth = 0
         self.priority = self.sharers = 0
-        self.ended = self.passed = self.tail = self.gone = False
+        self.passed = self.tail = self.gone = False
         self.visit: Visit | None = None
         self.usable = True
         self.reach, self.below = [0] * bands, [0] * bands
@@ -128,8 +125,6 @@ class Node:
         upper.born, upper.hits, upper.priority = self.born, self.hits, self.priority
         upper.visit, upper.tail, upper.sharers = self.visit, self.tail, self.sharers
         upper.pinned_until = self.pinned_until
-        if self.mark and self.mark <= at:
-            upper.mark, self.mark = self.mark, 0
         for marks, theirs in ((self.first, upper.first), (self.floor, upper.floor), (self.pin_first, upper.pin_first)):
             for band in range(bands):
                 theirs[band], marks[band] = min(marks[band], at), max(marks[band], at)
@@ -148,7 +143,7 @@ class Node:
         identity = [self.serial, self.start, self.tokens, self.pages.tobytes()]
         held = [*identity, self.first, self.slot, self.locks, locked, self.state_locks, self.stamps]
         visit = self.visit.content() if self.visit is not None else 0
-        used = [self.born, self.hits, self.priority, self.kind, self.mark, self.ended, visit, self.tail, self.sharers]
+        used = [self.born, self.hits, self.priority, self.kind, visit, self.tail, self.sharers]
         derived = [self.reach, self.below, self.usable, self.passed, self.worth]
         return [*held, *used, *derived, self.pinned_until, self.state_pinned_until, self.pin_first]
 

@@ -11,7 +11,7 @@ from allocator.columns import Int64s
 from daemon.core.tree_nodes import Lock, Match, Node
 from daemon.core.tree_shape import TOKEN_BYTES
 from daemon.core.tree_state import TreeState, path_up
-from daemon.core.tree_worth import derive, split
+from daemon.core.tree_worth import revisit, split
 from daemon.core.value import SHARERS_MIN
 from daemon.core.visits import GHOST_TOKENS, MARK_TOKENS, Visit, Visits, ghost_key, mark_of
 
@@ -39,47 +39,46 @@ def recall(tree: TreeState, lock: Lock, tokens: Int64s, first: int, last: int) -
 
 def leave(tree: TreeState, lock: Lock) -> None:
     """A reader let go of its path: what it found was hit, and the path has a new visit."""
-    root = lock.node.space.root
+    root, size = lock.node.space.root, tree.shape.page_size
     if lock.hit_pages:
         for node in path_up(lock.hit_node, root):
             node.hits += 1
-        if not lock.hit_node.ended:
-            lock.hit_node.ended = True
-            derive(tree, lock.hit_node)
-    _mark_end(tree, lock)
     if tree.visits is None or not lock.pages:
         return
-    mark = mark_of(lock.reader.prompt_tokens)
-    if mark > lock.pages * tree.shape.page_size:
-        mark = 0
-    page = mark // tree.shape.page_size
+    visit, given = _visit(tree, tree.visits, lock), lock.pages * size
+    if mark_of(lock.reader.prompt_tokens) <= given:
+        visit.mark = mark_of(lock.reader.prompt_tokens)
+    visit.again = min(max(0, lock.reader.prompt_tokens - 1), given)
+    visit.end, visit.end_tokens = lock.node, given
+    page = visit.mark // size
     if page:
         node = next(node for node in path_up(lock.node, root) if node.start < page)
         if node.end > page:
             split(tree, node, page)
-    visit = _visit(tree, tree.visits, lock, mark)
-    visit.end, visit.end_tokens = lock.node, lock.pages * tree.shape.page_size
-    for node in path_up(lock.node, root):
+    path = list(path_up(lock.node, root))
+    for node in path:
         if node.visit is not None and node.visit.line != visit.line:
             node.sharers += 1
-        node.visit, node.tail = visit, bool(mark) and node.start >= page
-    tree.visits.enter(visit, _ghost(tree, lock, mark))
+        node.visit, node.tail = visit, bool(page) and node.start >= page
+    for node in path:
+        revisit(tree, node)
+    tree.visits.enter(visit, _ghost(tree, lock, visit.mark))
 
 
-def _visit(tree: TreeState, visits: Visits, lock: Lock, mark: int) -> Visit:
+def _visit(tree: TreeState, visits: Visits, lock: Lock) -> Visit:
     """The visit of a reader that leaves, and what that says of the one before."""
     before, reader = lock.before, lock.reader
     if before is None:
-        return Visit(0, max(0, reader.prompt_tokens - lock.matched_tokens), visits.new_line(), mark, tree.now_ms)
+        return Visit(0, max(0, reader.prompt_tokens - lock.matched_tokens), visits.new_line(), tree.now_ms)
     if reader.resumed:
         if not before.over:
             visits.drop(before)
-        return Visit(before.turn, before.added, before.line, mark, tree.now_ms)
+        return Visit(before.turn, before.added, before.line, tree.now_ms)
     if not before.over:
         visits.continued(before, lock.made_ms, _tail_found(before, lock))
         _set_aside(tree, before)
     added = max(0, reader.prompt_tokens - max(lock.matched_tokens, before.mark))
-    return Visit(before.turn + 1, added, before.line, mark, tree.now_ms)
+    return Visit(before.turn + 1, added, before.line, tree.now_ms)
 
 
 def _tail_found(before: Visit, lock: Lock) -> bool | None:
@@ -98,20 +97,6 @@ def _set_aside(tree: TreeState, visit: Visit) -> None:
         for band in range(tree.shape.count):
             tree.offer(node, band)
         node = node.parent
-
-
-def _mark_end(tree: TreeState, lock: Lock) -> None:
-    """Where the same prompt would be found to: windows before that place are as good as those before the path's end.
-
-    With states a match ends at one, wherever the prompt ended.
-    """
-    page = max(0, lock.reader.prompt_tokens - 1) // tree.shape.page_size
-    if not 0 < page <= lock.pages or tree.shape.state >= 0 or not tree.shape.windows:
-        return
-    node = next(node for node in path_up(lock.node, None) if node.start < page)
-    if node.mark != page:
-        node.mark = page
-        derive(tree, node)
 
 
 def _ghost(tree: TreeState, lock: Lock, mark: int) -> bytes:

@@ -11,7 +11,6 @@ from allocator.geometry import BandGeometry
 
 TOKEN_BYTES = 8
 WORTHS = 8  # powers of two of tokens saved per byte that are told apart
-PROMPT_KIND = 2  # `Node.kind` of a state at the last grid point of a prompt
 
 
 class TreeShape:

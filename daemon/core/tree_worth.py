@@ -4,15 +4,15 @@ Owns the derived marks of nodes: where matches are likely to end, which window u
 no hit any more, and how many tokens an end saves per byte that goes with it. Must never look at time or decide an
 order. Work per change is bounded: it goes up a path only while something changes there, and looks at few children.
 
-A **likely end** of a model with states is a node's end with a state; of another one a leaf's end, the end of a prompt
-in it (its `mark`), an end that a hit had (`ended`) and one where paths part. A window unit is needed when it lies
-within a window before a likely end at or below its node. An end is **usable** when its window is there as a whole.
+A **likely end** of a model with states is a node's end with a state; of another one where paths end or part, and on the
+path of the newest visit its mark and the last page that its prompt would find again. A window unit is needed when it
+lies within a window before a likely end at or below its node. An end is **usable** when its window is there as a whole.
 """
 
 from __future__ import annotations
 
 from daemon.core.tree_nodes import Node
-from daemon.core.tree_shape import PROMPT_KIND, WORTHS
+from daemon.core.tree_shape import WORTHS
 from daemon.core.tree_state import TreeState
 
 CHILDREN_MAX = 16  # of a node with more children, what those below read only grows while it has so many
@@ -54,14 +54,20 @@ def derive_states(tree: TreeState, node: Node) -> None:
         if at is None:
             return
         if at.slot:
-            passed = _passed(at)
-            if passed != at.passed:
-                at.passed = passed
+            at.passed = _passed(tree, at)
             _weigh(tree, at)
             tree.offer(at, tree.shape.state)
             if at is not node:
                 return
         at = at.parent
+
+
+def revisit(tree: TreeState, node: Node) -> None:
+    """A node has a new visit: its likely ends may be others. What waits of it for eviction is not queued anew."""
+    if node.slot:
+        node.passed = _passed(tree, node)
+    elif tree.shape.windows and tree.shape.state < 0:
+        derive(tree, node)
 
 
 def _usable(tree: TreeState, node: Node) -> bool:
@@ -104,22 +110,28 @@ def _likely_end(tree: TreeState, node: Node) -> int:
         return node.end if node.slot else 0
     if not node.usable:
         return 0
-    if node.mark:
-        return node.mark
-    return node.end if node.ended or len(node.children) != 1 else 0
+    end = node.end if len(node.children) != 1 else 0
+    if node.visit is not None:
+        for tokens in (node.visit.again, node.visit.mark):
+            page = tokens // tree.shape.page_size
+            if node.start < page <= node.end:
+                end = min(end or page, page)
+    return end
 
 
-def _passed(node: Node) -> bool:
-    """Whether what follows a state is one path that leads to a later one, at which the next request would start.
-
-    That of a prompt's end is passed by the end of a later prompt only: the same prompt may come again.
-    """
-    at = node
+def _passed(tree: TreeState, node: Node) -> bool:
+    """Whether the next request would start at a later state than this: behind it is one path, with a state up to the
+    mark of its newest visit."""
+    if node.visit is None:
+        return False
+    at, mark = node, node.visit.mark // tree.shape.page_size
     for _ in range(WALK_MAX):
         if len(at.children) != 1:
             return False
         at = next(iter(at.children.values()))
-        if at.slot and (node.kind != PROMPT_KIND or at.kind == PROMPT_KIND):
+        if at.end > mark:
+            return False
+        if at.slot:
             return True
     return False
 

@@ -13,7 +13,7 @@ needs, beside the component that the end itself stands for, go last: that one go
 from __future__ import annotations
 
 from daemon.core.tree_nodes import Node
-from daemon.core.tree_shape import PROMPT_KIND, WORTHS, TreeShape
+from daemon.core.tree_shape import WORTHS, TreeShape
 from daemon.core.visits import CLASSES as VISITS
 from daemon.core.visits import Visits
 
@@ -59,9 +59,10 @@ class ValuePerByte:
         if band == self._state:
             if not node.usable:
                 return DEAD, stamp
-            if not node.children or (node.kind == PROMPT_KIND and len(node.children) == 1 and not node.passed):
-                return _end(node), stamp
-            return (PASSED if node.passed else _inner(node)), stamp
+            if node.passed:
+                return PASSED, stamp
+            ends = not node.children or (len(node.children) == 1 and node.visit is not None)
+            return (_end(node) if ends else _inner(node)), stamp
         needed = node.end - node.reach[band]
         if node.first[band] < needed:
             if self._state >= 0 or not node.usable:

@@ -49,17 +49,18 @@ ROUNDS = 3  # of fitting the factors of turns and of additions to one another
 class Visit:
     """One request's use of a path: in which class, when, up to which token it is sure to be repeated.
 
-    `line` is the number of the first visit of those that went on from one another, `end` the node at which the path
-    ended and `end_tokens` how long it was. `over`: it was continued, or will not be.
+    `line` is the number of the first visit of those that went on from one another, `again` how many tokens the same
+    prompt would find at most, `end` the node at which the path ended and `end_tokens` how long it was. `over`: it was
+    continued, or will not be.
     """
 
-    __slots__ = ("added", "end", "end_tokens", "ghost", "line", "mark", "over", "time_ms", "turn")
+    __slots__ = ("added", "again", "end", "end_tokens", "ghost", "line", "mark", "over", "time_ms", "turn")
 
-    def __init__(self, turn: int, added: int, line: int, mark: int, time_ms: int) -> None:
+    def __init__(self, turn: int, added: int, line: int, time_ms: int) -> None:
         self.turn = turn
         self.added = added
         self.line = line
-        self.mark = mark
+        self.mark = self.again = 0
         self.time_ms = time_ms
         self.over = False
         self.ghost = b""
@@ -74,7 +75,7 @@ class Visit:
     def content(self) -> list[Any]:
         """What the state digest covers."""
         end = self.end.serial if self.end is not None else 0
-        return [self.turn, self.added, self.line, self.mark, self.time_ms, self.over, end, self.end_tokens]
+        return [self.turn, self.added, self.line, self.mark, self.again, self.time_ms, self.over, end, self.end_tokens]
 
 
 def mark_of(prompt_tokens: int) -> int:
