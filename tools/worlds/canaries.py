@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from daemon.core import admission, arrival, caching, endings, pressure, processing, scheduler
+from daemon.core import admission, arrival, caching, endings, preempt, pressure, processing, scheduler
 from daemon.core.memory import Memory
+from daemon.core.order import WaitingQueue
 from daemon.core.outputs import TokenColumns
 from daemon.core.reasons import EndReason
 from daemon.core.requests import END_EVENT, Event, Group
@@ -80,6 +81,59 @@ class OneNamespace(Group):
 def namespaces_share_everything(patch: Patch) -> None:
     """One tenant finds what another stored."""
     patch.set(arrival, "Group", OneNamespace)
+
+
+class StoresAll(Group):
+    """A group that forgot that it must not be stored."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        self.store = True
+
+
+def secrets_are_stored(patch: Patch) -> None:
+    """What must not be stored is."""
+    patch.set(arrival, "Group", StoresAll)
+
+
+def victims_are_taken_unasked(patch: Patch) -> None:
+    """Preemption takes whoever is lower, without asking admission whether that helps."""
+    honest = patch.set(preempt, "starts", None)
+    patch.set(preempt, "starts", lambda core, request, victims: bool(victims) or honest(core, request, victims))
+
+
+def nobody_counts_who_overtakes(patch: Patch) -> None:
+    """The queue goes by its policy for ever."""
+    patch.set(WaitingQueue, "overtaken", property(lambda self: 0))
+    began = patch.set(WaitingQueue, "began", None)
+
+    def uncounted(self: WaitingQueue, request: Any, tokens: int) -> None:
+        began(self, request, tokens)
+        self._passed.clear()
+
+    patch.set(WaitingQueue, "began", uncounted)
+
+
+def quotas_are_not_kept(patch: Patch) -> None:
+    """A namespace fills the cache."""
+    patch.set(Memory, "keep_quota", lambda self, namespace: None)
+
+
+def pins_hold_nothing(patch: Patch) -> None:
+    """A prefix is said to be pinned, and goes like any other."""
+    patch.set(PrefixTree, "pin", lambda self, match, until_ns: True)
+
+
+def recomputed_tokens_are_new(patch: Patch) -> None:
+    """Work that is done again after a retraction is counted as if it were done for the first time."""
+    retract = patch.set(pressure, "retract", None)
+
+    def forgetful(core: CoreState, request: Any, *rest: Any, **named: Any) -> None:
+        retract(core, request, *rest, **named)
+        request.reached_tokens = 0
+
+    patch.set(pressure, "retract", forgetful)
 
 
 def retractions_are_forgotten(patch: Patch) -> None:
@@ -216,7 +270,13 @@ _ALL = (
     Canary(drains_take_new_requests, "closed"),
     Canary(deadlines_pass_unseen, "deadlines"),
     Canary(namespaces_share_everything, "hits", _caching),
+    Canary(secrets_are_stored, "hits", _caching),
     Canary(retractions_are_forgotten, "retractions"),
+    Canary(victims_are_taken_unasked, "preemptions", lambda case: case.config.priority_preemption),
+    Canary(nobody_counts_who_overtakes, "overtaking", lambda case: case.config.overtaken_max < len(case.asks)),
+    Canary(quotas_are_not_kept, "quotas", _caching),
+    Canary(pins_hold_nothing, "pins", _caching),
+    Canary(recomputed_tokens_are_new, "counters"),
     Canary(hits_are_not_counted, "counters", _caching),
     Canary(reclaimable_counts_what_is_read, "reclaimable", _caching),
     Canary(one_page_too_many_is_promised, "promises"),

@@ -198,7 +198,7 @@ class _Happens:
         self.deadlines = [0] if pressed else rng.choice([[0], [0], [0, 0, 0, 20], [0, 0, 0, 5, 30, 200]])
         self.namespaces = rng.choice([[""], ["", "a"], ["a", "b", "c"]])
         self.stores = rng.choice([[True], [True, True, False]])
-        self.pins = rng.choice([[0], [0, 0, 5, 50, 5000]])
+        self.pins = rng.choice([[0], [0, 0, 5, 50, 5000]]) if config.enable_prefix_caching else [0]
         self.lengths = [1, 1, 3, 9, 30] if pressed else [1, 9, 30, 50, 70]
 
     def ask(self, asks: Sequence[Ask]) -> Ask:
@@ -210,6 +210,7 @@ class _Happens:
         prompt_logprobs = rng.choice([-1, -1, -1, 1])
         scoring = prompt_logprobs >= 0 and rng.random() < 0.3
         namespace = asks[parent].namespace if parent >= 0 and rng.random() < 0.8 else rng.choice(self.namespaces)
+        store = rng.choice(self.stores)
         return Ask(
             parent=parent,
             stem=rng.randrange(STEMS),
@@ -223,8 +224,8 @@ class _Happens:
             deadline_ms=rng.choice(self.deadlines),
             clip=rng.random() < 0.8,
             namespace=namespace,
-            store=rng.choice(self.stores),
-            pin_ms=rng.choice(self.pins),
+            store=store,
+            pin_ms=rng.choice(self.pins) if store else 0,
             temperature=rng.choice([0.0, 1.0]),
             penalty=rng.choice([0.0, 0.5]),
             seed=rng.choice([None, rng.randint(-(2**63), 2**63 - 1)]),

@@ -13,13 +13,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from allocator.columns import i64
+from allocator.columns import i32, i64
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from ipc.messages import EXPLICIT, Accepted, Finished, Refused
 from tools.worlds.world import Client, World
 
+ONE_PPM = 1_000_000
 COPY_EVERY = 7  # inputs between questions that need a copy of the memory
 REPLAY_EVERY = 4  # seeds between worlds that are replayed
 
@@ -245,6 +246,7 @@ class Counters(Checker):
     def __init__(self, config: CoreConfig, seed: int) -> None:
         super().__init__(config, seed)
         self.counted: Counter[str] = Counter()
+        self.reached: dict[int, int] = {}  # the highest position that a request ever had scheduled
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Count what this input led to, and compare."""
@@ -253,30 +255,36 @@ class Counters(Checker):
             counted["output_tokens"] += len(out.tokens.tokens)
         if out.step is not None:
             counted["steps"] += 1
-            counted["prompt_tokens"] += _prompt_tokens(out)
             counted["forwards"] += out.step.forward is not None
+            self._count_forward(world, out)
         for one in out.decisions:
             if one.verdict == "admitted":
                 counted["cached_tokens"] += one.numbers.get("cached_tokens", 0)
             elif one.verdict == "retracted":
                 counted["retractions"] += 1
-                counted["retracted_tokens"] += one.numbers["tokens"]
+                counted["preemptions"] += one.reason == "priority"
+                counted["retracted_tokens"] += one.numbers["lost_tokens"]
             elif one.verdict in ("parked", "stalled", "flushed"):
                 counted[{"parked": "parks", "stalled": "stalls", "flushed": "cache_flushes"}[one.verdict]] += 1
         gauges = world.numbers
         names = ("output_tokens", "steps", "prompt_tokens", "forwards", "cached_tokens", "retractions")
-        for name in (*names, "retracted_tokens", "parks", "stalls", "cache_flushes"):
+        more = ("retracted_tokens", "recomputed_tokens", "preemptions", "parks", "stalls", "cache_flushes")
+        for name in (*names, *more):
             said = gauges[f"{name}_total"]
             self.demand(counted[name] == said, f"{name}: {counted[name]} were seen, the counter says {said}")
 
-
-def _prompt_tokens(out: Outputs) -> int:
-    """Tokens of the step's prefill chunks."""
-    forward = out.step.forward if out.step is not None else None
-    if forward is None:
-        return 0
-    counts, flags = np.frombuffer(forward.counts, "<i4"), np.frombuffer(forward.flags, np.uint8)
-    return int(counts[(flags & EXPLICIT) != 0].sum())
+    def _count_forward(self, world: World, out: Outputs) -> None:
+        """Prompt tokens of the step's chunks, and those of them that their request had been through before."""
+        forward = out.step.forward if out.step is not None else None
+        if forward is None:
+            return
+        columns = (i32(forward.rows), i32(forward.starts), i32(forward.counts), np.frombuffer(forward.flags, np.uint8))
+        for row, start, count, flag in zip(*(column.tolist() for column in columns), strict=True):
+            number, end = int(world.core._state.rows.request[row]), start + count
+            if flag & EXPLICIT:
+                self.counted["prompt_tokens"] += count
+                self.counted["recomputed_tokens"] += max(0, min(end, self.reached.get(number, 0)) - start)
+            self.reached[number] = max(self.reached.get(number, 0), end)
 
 
 class Deadlines(Checker):
@@ -358,6 +366,23 @@ class Retractions(Checker):
                 self.demand(times <= most, f"request {one.request} was retracted {times} times, {most} are allowed")
 
 
+class Preemptions(Checker):
+    """Who gives way by priority has a lower one, and whom it gave way to starts in that very step."""
+
+    name = "preemptions"
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Look at every retraction for somebody's priority."""
+        started = {one.request for one in out.decisions if one.verdict == "admitted"}
+        for one in out.decisions:
+            if one.verdict != "retracted" or one.reason != "priority":
+                continue
+            self.demand(self.config.priority_preemption, f"request {one.request} gave way, and preemption is off")
+            mine, theirs = (world.by_request[number][0].generate.priority for number in (one.request, one.by))
+            self.demand(mine < theirs, f"request {one.request} of priority {mine} gave way to {one.by} of {theirs}")
+            self.demand(one.by in started, f"request {one.request} gave way to {one.by}, which does not start")
+
+
 class Overtaking(Checker):
     """A waiting request is overtaken by at most so many that came later, under every policy of the queue."""
 
@@ -380,6 +405,65 @@ class Overtaking(Checker):
             passed.update(later for later in admitted if later > number)
             most = self.config.overtaken_max
             self.demand(len(passed) <= most, f"request {number} waits, overtaken by {len(passed)}, {most} are allowed")
+
+
+class Quotas(Checker):
+    """A namespace that nobody reads in holds no more of the cache than it may."""
+
+    name = "quotas"
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Recount the namespaces with a limit that have no reader."""
+        memory, config = world.core._state.memory, self.config
+        if memory is None or memory.cache is None:
+            return
+        readers = {owner.group.namespace for owner in world.core._state.rows.owners if owner is not None}
+        (stage,) = memory.geometry.stages
+        for name in sorted({client.generate.namespace for client in world.clients.values()} - readers):
+            held = memory.cache.held_by(name)
+            took = sum(units * band.unit_bytes for units, band in zip(held, stage.bands, strict=True))
+            ppm = config.cache_quotas.get(name, config.cache_quota_ppm)
+            most = (stage.arena_bytes - stage.chain_start_bytes) * ppm // ONE_PPM
+            self.demand(
+                took <= most, f"namespace {name!r} holds {held} units, {took} bytes of {most}, and nobody reads"
+            )
+
+
+class Pins(Checker):
+    """What a request pinned is found until the pin ends, unless pins were given up for want of memory, or by order."""
+
+    name = "pins"
+
+    def __init__(self, config: CoreConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.held: list[tuple[int, str, list[int], int]] = []  # until when, namespace, tokens, how many are found
+        self.refused = self.dropped = 0
+
+    def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
+        """Note what was pinned; every few inputs see that it is still found."""
+        memory = world.core._state.memory
+        if memory is None or memory.cache is None:
+            self.held.clear()
+            return
+        cache, ended = memory.cache, [reply.message for reply in out.replies if _is_end(reply.message)]
+        if cache.pins_dropped != self.dropped or isinstance(item, inputs.EpochBegan):
+            self.held.clear()
+            self.dropped = cache.pins_dropped
+        self.held = [pin for pin in self.held if pin[0] > item.now_ns]
+        if len(world.inputs) % COPY_EVERY == 0:
+            for until, space, tokens, found in self.held:
+                now = cache.match(space, np.array(tokens, np.int64), found).tokens
+                self.demand(now >= found, f"{now} of {found} tokens are left of a prefix pinned until {until}")
+        if cache.pins_refused != self.refused:  # which of them was refused is not told
+            self.refused = cache.pins_refused
+            return
+        for message in ended if not isinstance(item, inputs.Arrived | inputs.Resumed) else ():
+            client, choice = world.by_request[message.request]
+            if client.generate.pin_ms and message.reason in ("stop", "length"):
+                said = _said(client, choice)[: message.prompt_tokens + message.output_tokens]
+                found = cache.match(client.generate.namespace, np.array(said, np.int64), len(said)).tokens
+                until = item.now_ns + client.generate.pin_ms * 1_000_000
+                self.held.append((until, client.generate.namespace, said, found))
 
 
 class Closed(Checker):
@@ -438,7 +522,10 @@ _ALL: tuple[type[Checker], ...] = (
     Deadlines,
     Hits,
     Retractions,
+    Preemptions,
     Overtaking,
+    Quotas,
+    Pins,
     Counters,
     Reclaimable,
     Promises,
