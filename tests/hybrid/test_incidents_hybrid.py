@@ -319,8 +319,8 @@ def test_H5_a_retraction_frees_the_pages_that_it_promised(toy: Toy) -> None:
 def test_M3_a_live_request_shows_what_it_holds_of_every_kind() -> None:
     """Stage, age, units per kind, shared pages, the hit, what it waits for; the sums are the chain's."""
     engine = world(rows=1)
-    engine.generate(ids(15, 200), 1)
-    runs, waits = engine.submit(ids(15, 190) + ids(16, 10), 100), engine.submit(ids(17, 20), 5)
+    engine.generate(ids(15, 250), 1)
+    runs, waits = engine.submit(ids(15, 230) + ids(16, 10), 100), engine.submit(ids(17, 20), 5)
     while len(runs.tokens) < 10:
         engine.turn()
     view, other = (engine.core.request_view(sent.number, engine.now_ns) for sent in (runs, waits))
