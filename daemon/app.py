@@ -82,7 +82,22 @@ def core_config(settings: Settings) -> CoreConfig:
         enable_prefix_caching=settings.enable_prefix_caching,
         checkpoint_interval=settings.checkpoint_interval,
         state_cache=settings.state_cache,
+        eviction_policy=settings.eviction_policy,
+        checkpoint_policy=settings.checkpoint_policy,
+        checkpoint_mark_tokens=settings.checkpoint_mark_tokens,
+        cache_quota_ppm=ppm(settings.cache_quota),
+        cache_quotas={name: ppm(float(share)) for name, share in settings.cache_quotas.items()},
+        pinned_max_ppm=ppm(settings.pinned_max),
+        priority_preemption=settings.enable_priority_preemption,
+        fair_quantum_tokens=settings.fair_quantum_tokens,
+        overtaken_max=settings.overtaken_max,
+        deadline_check=settings.deadline_check,
     )
+
+
+def ppm(fraction: float) -> int:
+    """A fraction in parts per million, which the core reckons in."""
+    return round(fraction * 1_000_000)
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -240,6 +240,7 @@ def check_together(settings: Settings) -> None:
             f"{settings.max_num_batched_tokens}: no step could hold such a chunk; lower the first or raise the second"
         )
     _check_state_cache(settings)
+    _check_quotas(settings)
     if settings.endpoint and not settings.endpoint.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"--endpoint: {settings.endpoint!r} is not allowed; allowed: ipc://PATH or tcp://HOST:PORT")
     if settings.endpoint.startswith("tcp://") and not settings.keys and not settings.insecure:
@@ -269,6 +270,12 @@ def _check_state_cache(settings: Settings) -> None:
             f"--checkpoint-interval {interval} is no multiple of --page-size {page}: a kept state would stand inside a "
             f"page; {next_multiple(interval, page)} is the next multiple"
         )
+
+
+def _check_quotas(settings: Settings) -> None:
+    """Every quota by name is a share of the arena."""
+    for name, share in settings.cache_quotas.items():
+        parse_value(BY_KEY["cache-quota"], share, f"--cache-quotas {name}")
 
 
 def next_multiple(least: int, of: int) -> int:

@@ -143,6 +143,48 @@ class Settings:
         SERVER,
         choices=("extra_buffer", "no_buffer"),
     )
+    eviction_policy: str = _row(
+        "choice",
+        "value",
+        "what of the prefix cache goes first: what saves least computation per byte, was used longest ago, was used "
+        "least often, is oldest, or has the lowest priority",
+        SERVER,
+        choices=("value", "lru", "lfu", "fifo", "priority"),
+    )
+    checkpoint_policy: str = _row(
+        "choice",
+        "likely",
+        "which states of a model with recurrent layers are kept: where a later request is likely to go on, or at every "
+        "checkpoint interval",
+        SERVER,
+        choices=("likely", "grid"),
+    )
+    checkpoint_mark_tokens: int = _row(
+        "int",
+        4096,
+        "with `likely`, about how far apart the states of a prompt seen first are kept beside its end",
+        SERVER,
+        low=1,
+        high=1 << 24,
+        zero="none",
+    )
+    cache_quota: float = _row(
+        "fraction",
+        1.0,
+        "most of the arena that what the prefix cache keeps of one namespace (`cache_salt`) may take",
+        SERVER,
+        low=0.0,
+        high=1.0,
+    )
+    cache_quotas: Mapping[str, str] = _row(
+        "pairs",
+        {},
+        "the same for one namespace by name, like `salt:VALUE=0.2`; may be repeated",
+        SERVER,
+    )
+    pinned_max: float = _row(
+        "fraction", 0.25, "most of the arena that pinned prefixes may take together", SERVER, low=0.0, high=1.0
+    )
 
     # --- the scheduler
     max_running_requests: int = _row(
@@ -165,9 +207,39 @@ class Settings:
     schedule_policy: str = _row(
         "choice",
         "priority",
-        "order of the queue: by priority, equal ones as they came, or as they came (a priority is refused then)",
+        "order of the queue: as they came (a priority is refused then), longest cached prefix first, by priority, "
+        "earliest deadline first, or fair shares of tokens between namespaces (`cache_salt`); equal ones by priority, "
+        "then as they came",
         SERVER,
-        choices=("fcfs", "priority"),
+        choices=("fcfs", "lpm", "priority", "deadline", "fair"),
+    )
+    overtaken_max: int = _row(
+        "int",
+        4096,
+        "a waiting request is overtaken by at most so many later ones, whatever the order",
+        SERVER,
+        low=0,
+        high=1_000_000_000,
+    )
+    fair_quantum_tokens: int = _row(
+        "int",
+        4096,
+        "with `--schedule-policy fair`, tokens that a namespace may take in its turn",
+        SERVER,
+        low=1,
+        high=1 << 24,
+    )
+    enable_priority_preemption: bool = _row(
+        "switch",
+        False,
+        "retract running requests of lower priority for a waiting one, where that lets it start",
+        SERVER,
+    )
+    deadline_check: bool = _row(
+        "switch",
+        True,
+        "refuse a request at once, and end a waiting one, whose deadline cannot be met by the fastest of recent steps",
+        SERVER,
     )
     reserve: str = _row(
         "choice",

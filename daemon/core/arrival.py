@@ -18,6 +18,7 @@ import numpy as np
 from allocator.capacity import Demand
 from allocator.columns import Int64s, i64
 from allocator.demand import stored_tokens
+from daemon.core import deadlines
 from daemon.core.inputs import Arrived
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory
@@ -30,6 +31,7 @@ from ipc.messages import Accepted, Generate, ModelFacts, Refused
 NAME_CHARS_MAX = 256
 PRIORITY_MAX = 1_000_000
 DEADLINE_MS_MAX = 7 * 24 * 3600 * 1000
+PIN_MS_MAX = 7 * 24 * 3600 * 1000
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 COUNT_MAX = 2**31 - 1
 RETRY_MS_MIN, RETRY_MS_MAX = 100, 30_000
@@ -65,6 +67,7 @@ RANGES: list[IntRange] = [
     ("min_tokens", lambda g: g.min_tokens, lambda c: 0, lambda c: COUNT_MAX),
     ("priority", lambda g: g.priority, lambda c: -PRIORITY_MAX, lambda c: PRIORITY_MAX),
     ("deadline_ms", lambda g: g.deadline_ms, lambda c: 0, lambda c: DEADLINE_MS_MAX),
+    ("pin_ms", lambda g: g.pin_ms, lambda c: 0, lambda c: PIN_MS_MAX),
     ("top_k", lambda g: g.sampling.top_k, lambda c: 0, lambda c: COUNT_MAX),
     ("seed", lambda g: g.sampling.seed or 0, lambda c: INT64_MIN, lambda c: INT64_MAX),
     ("logprobs", lambda g: g.sampling.logprobs, lambda c: -1, lambda c: c.logprobs_max),
@@ -125,7 +128,9 @@ def _examine(core: CoreState, item: Arrived) -> Problem | Group | Plan:
     if problem is not None:
         return problem
     plan = _lengths(core, core.facts, generate)
-    return (_queue_full(core, generate.n) or plan) if isinstance(plan, Plan) else plan
+    if not isinstance(plan, Plan):
+        return plan
+    return _too_late(core, generate, plan) or _queue_full(core, generate.n) or plan
 
 
 def _bad(field: str, message: str, limit: int = 0, value: int = 0) -> Problem:
@@ -147,6 +152,9 @@ def _bad_number(config: CoreConfig, generate: Generate) -> Problem | None:
     if generate.priority and config.schedule_policy == "fcfs":
         text = f"priority {generate.priority} has no meaning under --schedule-policy fcfs; leave it out or serve with"
         return _bad("priority", f"{text} --schedule-policy priority", 0, generate.priority)
+    if generate.pin_ms and not (generate.store and config.enable_prefix_caching):
+        why = "the prefix cache is off" if generate.store else "store is false"
+        return _bad("pin_ms", f"pin_ms {generate.pin_ms} has no meaning where {why}; leave it out", 0, generate.pin_ms)
     if generate.n > config.max_queued_requests:
         text = f"n is {generate.n}, but at most {config.max_queued_requests} (--max-queued-requests) can ever wait"
         return _bad("n", f"{text}; ask for fewer choices at once", config.max_queued_requests, generate.n)
@@ -246,6 +254,22 @@ def _short(memory: Memory, tokens: int) -> str:
     return f" (it takes up to these units: {units}; {refused.units_short} of band {refused.band_name} are missing)"
 
 
+def _too_late(core: CoreState, generate: Generate, plan: Plan) -> Problem | None:
+    """Why the deadline cannot be met, even if nobody else were served: held against the fastest of recent steps."""
+    prompt_tokens, output_tokens = len(plan.prompt), min(max(generate.min_tokens, 1), plan.max_output)
+    best = deadlines.least(core, prompt_tokens, output_tokens) if generate.deadline_ms else None
+    if best is None or best.need_ms <= generate.deadline_ms:
+        return None
+    assert core.memory is not None, "closed while not ready"
+    if core.memory.cache is not None and generate.sampling.prompt_logprobs < 0:
+        match = core.memory.cache.match(generate.namespace, plan.prompt, prompt_tokens - 1)
+        best = deadlines.least(core, prompt_tokens - match.tokens, output_tokens)
+        if best is None or best.need_ms <= generate.deadline_ms:
+            return None
+    text = f"deadline_ms {generate.deadline_ms} cannot be met: at least {best.need_ms} ms are needed ({best.text()})"
+    return Problem(RefusalCode.DEADLINE, "deadline_ms", text, best.need_ms, generate.deadline_ms)
+
+
 def _queue_full(core: CoreState, choices: int) -> Problem | None:
     limit, waiting = core.config.max_queued_requests, len(core.queue)
     if waiting + choices <= limit:
@@ -310,6 +334,7 @@ def _accept(core: CoreState, frontend: int, item: Arrived, plan: Plan, out: Outp
             deadline_ns=deadline_ns,
         )
         core.enter(request)
+        deadlines.watch(core, request, item.now_ns)
     numbers = {"n": generate.n, "prompt_tokens": len(plan.prompt), "max_tokens": plan.max_output}
     out.decisions.append(Decided(item.now_ns, Verdict.ACCEPTED, first, "", numbers))
     out.replies.append(Reply(frontend, accepted))

@@ -13,14 +13,16 @@ import numpy as np
 
 from allocator.columns import Int32s, pack_i32
 from daemon.core import caching, checkpoints, passes, pressure
-from daemon.core.admission import Chunk, StepPlan, admit
+from daemon.core.admission import admit
 from daemon.core.memory import plus
 from daemon.core.outputs import Decided, Outputs
+from daemon.core.preempt import preempt
 from daemon.core.reasons import Verdict
 from daemon.core.requests import Event, Request, State
 from daemon.core.retirement import retire
 from daemon.core.rows import Rows
 from daemon.core.state import NOBODY, CoreState, Flight
+from daemon.core.step_plan import Chunk, StepPlan
 from ipc.messages import EXPLICIT, SAMPLE, Forward, RowSampling, Sampling, Step
 
 NO_IDS = np.zeros(0, np.int32)
@@ -62,16 +64,17 @@ def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     checkpoints.keep(core)
     retire(core)
     with core.memory.deciding():
+        first = preempt(core, now_ns, out)
         batch, starts, needy = pressure.plan_decode(core, now_ns, out)
         budget = core.config.max_batched_tokens - len(batch)
         assert budget >= 0, "running rows never pass the token budget"
         plan = StepPlan(batch, starts, needy, budget, len(needy), core.resident is not None)
         pressure.plan_resident(core, plan, now_ns, out)
         if not pressure.parks(core):
-            admit(core, plan, now_ns, out)
+            admit(core, plan, first, now_ns, out)
         elif len(core.queue):
             parked = {"requests": core.counts[State.PARKED_ROW] + core.counts[State.PARKED_CHUNK]}
-            passes.skip(core, core.queue.first(1)[0], "parked", parked, now_ns, out)
+            passes.skip(core, core.queue.head(), "parked", parked, now_ns, out)
     if not len(plan.batch) and not plan.chunks:
         return None
     pressure.relax(core)
@@ -133,6 +136,7 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
         slots=batch.slots_column + b"".join(columns.slots),
     )
     core.totals.forwards += 1
+    core.pace.launched(flight.seq, now_ns, sum(chunk.count for chunk in plan.chunks))
     core.in_flight += 1
     assert core.in_flight <= 2, "at most two forwards are in flight"
     core.busy = True
@@ -180,7 +184,7 @@ def _resend_entries(core: CoreState, decoding: Rows, columns: Columns) -> None:
 def _start(core: CoreState, chunk: Chunk, slots: Int32s, columns: Columns, now_ns: int, out: Outputs) -> None:
     """The request leaves the queue and gets a row and its slots; it is the resident until its prompt is covered."""
     request = chunk.request
-    core.queue.remove(request)
+    core.queue.began(request, chunk.charged_tokens)
     kept = b"".join(request.kept)
     assert len(kept) == 8 * request.output_tokens, "all output so far is kept"
     row = core.rows.assign(request, slots)
@@ -193,6 +197,8 @@ def _start(core: CoreState, chunk: Chunk, slots: Int32s, columns: Columns, now_n
     caching.begin(core, request, chunk.hit)
     _first_columns(core, chunk, columns)
     core.steady = plus(core.steady, request.steady)
+    request.began_output = request.output_tokens
+    core.expected.began(request.group.namespace, request.max_output - request.began_output)
     if not chunk.last:
         assert core.resident is None, "one request at a time is partly prefilled"
         core.resident = request

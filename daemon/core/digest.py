@@ -57,7 +57,8 @@ def _scalars(core: CoreState) -> list[Any]:
         core.in_flight,
         core.next_request,
         core.steady,
-        core.share_ppm,
+        core.expected.content(),
+        core.pace.content(),
         core.throttled_steps,
         core.flush_moves,
         core.busy,
@@ -79,7 +80,8 @@ def _scalars(core: CoreState) -> list[Any]:
 def _orders(core: CoreState) -> list[Any]:
     """Who comes first, wherever an order decides."""
     return [
-        [request.number for request in core.queue],
+        core.queue.content(),
+        sorted(entry for entry in core.deadlines if entry[1] in core.requests),
         core.resident.number if core.resident is not None else 0,
         [request.number for request in core.parked_rows],
         sorted(core.relief.items()),
@@ -115,6 +117,7 @@ def _request(request: Request) -> list[Any]:
         request.row,
         request.kept,
         request.output_tokens,
+        request.began_output,
         request.target_tokens,
         request.scheduled_tokens,
         request.processed_tokens,

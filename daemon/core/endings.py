@@ -39,6 +39,8 @@ def end(
     setattr(core.totals, _TOTAL_OF[event], getattr(core.totals, _TOTAL_OF[event]) + 1)
     del core.requests[request.number]
     group = request.group
+    if event is Event.FINISH:
+        core.expected.finished(group.namespace, request.output_tokens, request.max_output)
     usage = request.output_tokens if output_tokens is None else max(0, min(output_tokens, request.output_tokens))
     request.kept = []
     finished = Finished(

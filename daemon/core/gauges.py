@@ -39,8 +39,8 @@ def gauges(core: CoreState) -> dict[str, int]:
         numbers.update(_cache(core.memory))
     numbers.update({f"{name}_total": count for name, count in dataclasses.asdict(core.totals).items()})
     for kind, name in KIND_NAMES.items():
-        numbers[f"checkpoints_given_{name}_total"] = core.checkpoints_given[kind]
-        numbers[f"checkpoints_hit_{name}_total"] = core.checkpoints_hit[kind]
+        numbers[f"states_given_{name}_total"] = core.checkpoints_given[kind]
+        numbers[f"states_hit_{name}_total"] = core.checkpoints_hit[kind]
     return numbers
 
 
@@ -86,7 +86,7 @@ def view(core: CoreState, now_ns: int | None = None) -> dict[str, Any]:
         "resident": core.resident.number if core.resident is not None else 0,
         "requests": requests,
         "known_ids": len(core.groups),
-        "share_ppm": core.share_ppm,
+        "share_ppm": core.expected.mean_ppm(),
         "throttled_steps": core.throttled_steps,
         "relief": {kind: [told.reason, told.numbers] for kind, told in sorted(core.relief.items())},
         "degraded": core.degraded,

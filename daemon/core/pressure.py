@@ -23,8 +23,8 @@ import numpy as np
 
 from allocator.capacity import CapacityRefusal
 from allocator.columns import Int32s
-from daemon.core import caching, checkpoints, relief
-from daemon.core.admission import SHARE_ONE_PPM, Chunk, StepPlan, shortage
+from daemon.core import caching, checkpoints, deadlines, relief
+from daemon.core.budget import shortage
 from daemon.core.endings import end, leave
 from daemon.core.memory import Memory
 from daemon.core.outputs import Decided, Outputs
@@ -33,11 +33,9 @@ from daemon.core.relief import Gave, Need, Rung
 from daemon.core.requests import Event, Request, State
 from daemon.core.rows import Batch, Rows
 from daemon.core.state import CoreState
+from daemon.core.step_plan import Chunk, StepPlan
 
 THROTTLE_STEPS = 4  # steps with scheduled tokens after a shortage of decode rows in which nothing is admitted
-SHARE_RAISE_PPM = 100_000
-SHARE_FALL_PPM = 500
-SHARE_MIN_PPM = 100_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,8 +137,8 @@ def relax(core: CoreState) -> None:
     """A step with tokens was scheduled: throttling runs out and the expected share of output falls."""
     if core.throttled_steps:
         core.throttled_steps -= 1
-    elif core.config.reserve != "full":
-        core.share_ppm = max(SHARE_MIN_PPM, core.share_ppm - SHARE_FALL_PPM)
+    else:
+        core.expected.relax()
 
 
 def retract(
@@ -168,6 +166,7 @@ def retract(
     request.reached_tokens = max(request.reached_tokens, had)
     request.last_wait = ""
     core.queue_up(request, now_ns)
+    deadlines.watch(core, request, now_ns)
     core.totals.retractions += 1
     core.totals.preemptions += reason == "priority"
     core.totals.retracted_tokens += had - stays
@@ -206,7 +205,7 @@ def _retract(need: RowsNeed) -> Gave:
         if victim is None:
             break
         others = [number for number in core.rows.request[need.needy].tolist() if number != victim.number]
-        _tighten(core)
+        core.expected.tighten()
         retract(core, victim, min(others, default=0), shortage(need.refusal), need.now_ns, need.out)
         victims, pages = victims + 1, pages + need.out.decisions[-1].numbers["pages"]
         need.acted = True
@@ -312,12 +311,6 @@ def _cheapest(core: CoreState) -> Request | None:
         return (request.priority, redo, -request.number)
 
     return min((one for one in going if one.retractions < core.config.retracts_max), key=cost, default=None)
-
-
-def _tighten(core: CoreState) -> None:
-    """Somebody is retracted: more of what running requests may still ask for is expected from now on."""
-    if core.config.reserve != "full":
-        core.share_ppm = min(SHARE_ONE_PPM, core.share_ppm + SHARE_RAISE_PPM)
 
 
 def _alone(need: ChunkNeed) -> bool:

@@ -22,6 +22,7 @@ class RefusalCode(StrEnum):
     QUEUE_FULL = "queue_full"
     DRAINING = "draining"
     NOT_READY = "not_ready"
+    DEADLINE = "deadline_unreachable"
 
 
 class EndReason(StrEnum):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from allocator.capacity import CapacityRefusal
-from daemon.core.admission import shortage
+from daemon.core.budget import shortage
 from daemon.core.memory import Memory
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict

@@ -141,6 +141,7 @@ class Request:
     row: int = -1
     kept: list[bytes] = field(default_factory=list)
     output_tokens: int = 0
+    began_output: int = 0  # of those, how many it had when it got its row
     sequence: Int64s | None = None
     target_tokens: int = 0  # prompt tokens plus kept output: what prefill must cover in this generation
     scheduled_tokens: int = 0  # of those, how many are scheduled

@@ -15,7 +15,7 @@ from typing import Any
 
 from allocator.checks import Checks
 from allocator.errors import InvariantBroken
-from daemon.core import caching, gauges, inputs, relief
+from daemon.core import caching, deadlines, gauges, inputs, relief
 from daemon.core.arrival import arrive
 from daemon.core.batching import bare_step, form
 from daemon.core.digest import state_digest
@@ -229,9 +229,10 @@ class SchedulerCore:
 
     def _ticked(self, item: inputs.Ticked, out: Outputs) -> None:
         core, now_ns = self._state, item.now_ns
-        self._expire(now_ns, out)
+        deadlines.expire(core, now_ns, out)
         if core.memory is None:
             return
+        core.memory.at(now_ns)
         flushed = core.flush_moves > 0 and self._bare_allowed()
         if flushed:
             core.memory.flush(core.flush_moves)
@@ -253,15 +254,6 @@ class SchedulerCore:
         if core.memory is not None:
             numbers |= {"live_units": sum(core.memory.live_units()), "cached_units": core.memory.cached_units()}
         out.decisions.append(Decided(now_ns, Verdict.IDLE, 0, "", numbers))
-
-    def _expire(self, now_ns: int, out: Outputs) -> None:
-        core = self._state
-        due = core.due_ns()
-        while due is not None and due <= now_ns:
-            request = core.requests[core.deadlines[0][1]]
-            late_ms = (now_ns - due) // 1_000_000
-            end(core, request, EndReason.DEADLINE, f"passed {late_ms} ms ago", now_ns, out)
-            due = core.due_ns()
 
     def _count_stall(self, step: Step | None, now_ns: int, out: Outputs) -> None:
         """Progress is scheduled tokens: work waits, nothing is in flight and no token was scheduled."""

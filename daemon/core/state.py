@@ -18,18 +18,19 @@ from allocator.checks import Checks
 from allocator.columns import Int32s, Int64s
 from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
+from daemon.core.expected import Expected
 from daemon.core.grid import Kind
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory, minus
 from daemon.core.order import WaitingQueue
 from daemon.core.outputs import Decided
+from daemon.core.pace import Pace
 from daemon.core.requests import HOLDING, QUEUED, Event, Group, Request, State, step_life
 from daemon.core.rows import Rows, RowTable
 from ipc.messages import ModelFacts
 
 ENDED_GROUPS_MAX = 16384  # ended ids kept for a front end that does not acknowledge them
 LOST_FRONTENDS_MAX = 1024  # names of lost front ends that are kept for the case that they come back
-SHARE_START_PPM = 500_000  # expected share of the output that running requests may still ask for
 NOBODY = np.zeros(0, np.intp)
 
 
@@ -122,12 +123,12 @@ class CoreState:
         self.ended_groups: dict[tuple[int, str], Group] = {}
         self.requests: dict[int, Request] = {}
         self.next_request = 1
-        self.queue = WaitingQueue(config.schedule_policy)
+        self.queue = WaitingQueue(config)
         self.counts: dict[State, int] = dict.fromkeys(State, 0)
         self.totals = Totals()
         self.checkpoints_given = [0] * len(Kind)  # of `totals.checkpoints_given`, by kind
         self.checkpoints_hit = [0] * len(Kind)  # requests that started from a cached state, by its kind
-        self.deadlines: list[tuple[int, int]] = []
+        self.deadlines: list[tuple[int, int]] = []  # a heap: when to look at the deadline of which request
         self.facts: ModelFacts | None = None
         self.stop_uses = np.zeros(0, np.int32)  # per token id: live groups that stop at it
         self.draining = False
@@ -153,7 +154,8 @@ class CoreState:
         self.gifts: dict[int, Gift] = {}  # by row, states that wait to be given, in the order of their forwards
         self.changed: dict[int, list[int]] = {}  # by row, the page-table entries that the ranks must hear of again
         self.steady: Demand = ()  # sum of `steady` over requests that have a row
-        self.share_ppm = 1_000_000 if self.config.reserve == "full" else SHARE_START_PPM
+        self.expected = Expected(full=self.config.reserve == "full")
+        self.pace = Pace()
         self.throttled_steps = 0
         self.flush_moves = 0
         self.busy = False  # something happened since the last idle step
@@ -231,8 +233,6 @@ class CoreState:
         self.counts[request.state] += 1
         self.queue_up(request, request.arrived_ns)
         self.busy, self.blocked = True, False
-        if request.deadline_ns:
-            heapq.heappush(self.deadlines, (request.deadline_ns, request.number))
 
     def queue_up(self, request: Request, now_ns: int) -> None:
         """Put a request that holds nothing into the queue; the time before, with nobody waiting, counts for nothing."""
@@ -247,6 +247,8 @@ class CoreState:
         held = self.rows.release(request)
         self.memory.give_back(held)
         self.steady = minus(self.steady, request.steady)
+        self.expected.left(request.group.namespace, request.max_output - request.began_output)
+        self.queue.charge(request.group.namespace, request.output_tokens - request.began_output)
         excess = [len(ids) - most for ids, most in zip(held, request.ceiling, strict=True)]
         assert max(excess) <= 0, "a request never holds more than its ceiling"
         assert min(self.steady) >= 0, "what is promised was added before"
@@ -259,7 +261,7 @@ class CoreState:
         return tuple(len(ids) for ids in held)
 
     def due_ns(self) -> int | None:
-        """The next deadline of a live request, or None."""
+        """When the next deadline of a live request is to be looked at, or None."""
         while self.deadlines and self.deadlines[0][1] not in self.requests:
             heapq.heappop(self.deadlines)
         return self.deadlines[0][0] if self.deadlines else None

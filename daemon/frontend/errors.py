@@ -65,10 +65,11 @@ REFUSALS: dict[str, Row] = {
     "queue_full": Row(429, BUSY, "queue_full"),
     "draining": Row(503, DOWN, "draining"),
     "not_ready": Row(503, DOWN, "not_ready"),
+    "deadline_unreachable": Row(400, INVALID, "deadline_unreachable"),
 }
 
 # The daemon's field names where the API has another; `max_tokens` is spelled as the client spelled it.
-REFUSED_FIELDS: dict[str, str] = {"stop_ids": "stop_token_ids"}
+REFUSED_FIELDS: dict[str, str] = {"stop_ids": "stop_token_ids", "pin_ms": "cache_pin_ms", "store": "cache_store"}
 
 # Unsuccessful EndReason -> answer; "lost" is the front end's own: the daemon stopped answering.
 ENDS: dict[str, Row] = {

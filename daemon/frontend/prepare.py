@@ -63,8 +63,11 @@ class Prepared:
             stop_ids=pack_i64(sorted(self.stop_ids)),
             n=options.n,
             priority=options.priority,
+            deadline_ms=options.deadline_ms,
             clip=options.max_tokens is None,
             namespace=namespace(options),
+            store=options.cache_store,
+            pin_ms=options.cache_pin_ms,
         )
 
 

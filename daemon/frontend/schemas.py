@@ -34,6 +34,8 @@ TEMPLATED = (CHAT, TOKENIZE)
 
 INT32_MAX = 2**31 - 1
 PRIORITY_MAX = 1_000_000  # as the core's
+DEADLINE_MS_MAX = 7 * 24 * 3600 * 1000  # as the core's
+PIN_MS_MAX = 7 * 24 * 3600 * 1000  # as the core's
 N_MAX = 128
 LOGPROBS_MAX = 20
 
@@ -64,6 +66,19 @@ BUILT_FIELDS: tuple[Field, ...] = (
     Field("include_stop_str_in_output", boolean, BOTH, False),
     Field("skip_special_tokens", boolean, BOTH, True, note="leave special tokens out of the text"),
     Field("priority", integer, BOTH, 0, -PRIORITY_MAX, PRIORITY_MAX, note="a higher one is served earlier"),
+    Field(
+        "deadline_ms", integer, BOTH, 0, 0, DEADLINE_MS_MAX, note="ends without success after so long; 0: no deadline"
+    ),
+    Field("cache_store", boolean, BOTH, True, note="false: later requests find nothing of what this one computed"),
+    Field(
+        "cache_pin_ms",
+        integer,
+        BOTH,
+        0,
+        0,
+        PIN_MS_MAX,
+        note="how long what it leaves in the cache is kept before others",
+    ),
     Field("cache_salt", salt, BOTH, None, note="cached prefixes are shared only among requests of the same salt"),
     Field("stream", boolean, BOTH, False),
     Field("stream_options", stream_options, BOTH, None, note="only with stream"),
@@ -194,6 +209,9 @@ class Options:
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     priority: int
+    deadline_ms: int
+    cache_store: bool
+    cache_pin_ms: int
     cache_salt: str | None
     stream: bool
     include_usage: bool

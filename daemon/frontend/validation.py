@@ -125,6 +125,9 @@ def read_options(endpoint: str, document: dict[str, Any], vocab_size: int) -> Op
         include_stop_str_in_output=values["include_stop_str_in_output"],
         skip_special_tokens=values["skip_special_tokens"],
         priority=values["priority"],
+        deadline_ms=values["deadline_ms"],
+        cache_store=values["cache_store"],
+        cache_pin_ms=values["cache_pin_ms"],
         cache_salt=values["cache_salt"],
         stream=values["stream"],
         include_usage=stream.get("include_usage", False),
@@ -171,6 +174,8 @@ def _between_fields(endpoint: str, values: dict[str, Any], field: str, max_token
             raise bad_field("top_logprobs", "only allowed with logprobs true")
         if values["continue_final_message"] and values["add_generation_prompt"]:
             raise bad_field("continue_final_message", "only allowed with add_generation_prompt false")
+    if values["cache_pin_ms"] and not values["cache_store"]:
+        raise bad_field("cache_pin_ms", "only allowed with cache_store true")
     limit = max_tokens
     if limit is None and endpoint == COMPLETIONS:
         limit = COMPLETION_MAX_TOKENS_DEFAULT

@@ -38,6 +38,15 @@ def request(sampling: dict[str, Any] | None = None, **fields: Any) -> Generate:
     return Generate(sampling=Sampling(**(sampling or {})), **fields)
 
 
+def measured(step_ms: int = 1, **config: Any) -> World:
+    """A world in which enough forwards were measured to hold deadlines against them, each as long as the other."""
+    world = World(CoreConfig(**{"page_size": 4, "max_batched_tokens": 8, "chunked_prefill_size": 8} | config))
+    world.send("measure", 8, 40)
+    while world.turn():
+        world.now_ns += (step_ms - 1) * 1_000_000 if world.reports_waiting == 0 else 0
+    return world
+
+
 BAD_FIELDS = [
     ("n", 0, 1),
     ("n", -1, 1),
@@ -53,6 +62,8 @@ BAD_FIELDS = [
     ("priority", -(10**9), -(10**6)),
     ("deadline_ms", -1, 0),
     ("deadline_ms", 2**60, 7 * 24 * 3600 * 1000),
+    ("pin_ms", -1, 0),
+    ("pin_ms", 2**60, 7 * 24 * 3600 * 1000),
 ]
 
 BAD_SAMPLING = [
@@ -258,6 +269,25 @@ def test_a_priority_is_refused_where_it_means_nothing() -> None:
     assert not fcfs.refusals + default.refusals
 
 
+@pytest.mark.parametrize("policy", ["lpm", "priority", "deadline", "fair"])
+def test_a_priority_is_taken_wherever_it_breaks_ties(policy: str) -> None:
+    """Every other policy asks for the priority of equal requests, so none is refused."""
+    world = World(CoreConfig(page_size=4, schedule_policy=policy))
+    world.arrive(request(priority=5))
+    assert not world.refusals
+
+
+def test_a_pin_is_refused_where_nothing_would_be_kept() -> None:
+    """Without a cache, and for a request that is not stored: by name, with the reason."""
+    refusal = refused(request(pin_ms=5, store=False))
+    assert (refusal.code, refusal.field, refusal.value) == (RefusalCode.BAD_PARAMETER, "pin_ms", 5)
+    assert "store is false" in refusal.message
+    off = World(caching=False)
+    assert "the prefix cache is off" in refused(request(pin_ms=5), off).message
+    off.arrive(request(store=False))
+    assert len(off.refusals) == 1, "nothing is stored there anyway"
+
+
 def test_draining_and_not_ready_and_a_degraded_journal_refuse_new_requests() -> None:
     """Each closed door has its code, and the degraded journal's opens again."""
     early = World(begin=False)
@@ -328,7 +358,9 @@ def test_every_refusal_code_is_reached() -> None:
     tight.feed(inputs.EpochEnded(0, 1, "test"))
     early = World(begin=False)
     early.arrive(request())
-    codes |= {refusal.code for refusal in tight.refusals + early.refusals}
+    late = measured()
+    late.send("late", 40, 1, deadline_ms=1)
+    codes |= {refusal.code for refusal in tight.refusals + early.refusals + late.refusals}
     assert codes == set(RefusalCode)
 
 
@@ -357,6 +389,8 @@ def test_content_is_compared_by_every_field() -> None:
         "deadline_ms": 5000,
         "clip": True,
         "namespace": "tenant",
+        "store": False,
+        "pin_ms": 7,
         "sampling": Sampling(temperature=0.5),
     }
     assert set(changed) | {"id"} == set(Generate.__struct_fields__)
@@ -372,7 +406,7 @@ def test_the_front_ends_numbers_are_within_the_cores() -> None:
     table = TABLES["completions"]
     highest = {name: highest_of(CoreConfig()) for name, _, _, highest_of in RANGES}
     lowest = {name: lowest_of(CoreConfig()) for name, _, lowest_of, _ in RANGES}
-    assert {name: table[name].high for name in ("n", "priority", "logprobs")} == {
-        name: highest[name] for name in ("n", "priority", "logprobs")
-    }
+    same = ("n", "priority", "logprobs", "deadline_ms")
+    assert {name: table[name].high for name in same} == {name: highest[name] for name in same}
+    assert table["cache_pin_ms"].high == highest["pin_ms"]
     assert table["priority"].low == lowest["priority"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from daemon.core import inputs
+from daemon.core.expected import Estimate
 from daemon.core.grid import Kind
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
@@ -24,13 +26,16 @@ MS = 1_000_000
 
 # What the digest leaves out, and where the same is said again.
 SAID_ELSEWHERE = {
-    "core": {"config", "groups", "requests", "memory", "rows", "flights", "frontend_index", "deadlines", "queue"}
+    "core": {"config", "groups", "requests", "memory", "rows", "flights", "frontend_index", "queue"}
     | {"stall_retry_ns"}  # when the shell is asked for a tick; the tick decides, not this
-    | {"skipped", "told_evicted"},  # made anew by each pass, and equal to what memory counted
+    | {"skipped", "told_evicted"}  # made anew by each pass, and equal to what memory counted
+    | {"expected", "pace"},  # parts of their own below; what the queue holds has its own test
     "group": {"prompt"},
     "request": {"group", "sequence", "match"},
     "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batch"} | {"windows", "slots_each"},
     "flight": set[str](),
+    "expected": {"_full"},  # in the configuration
+    "pace": set[str](),
 }
 
 
@@ -143,6 +148,9 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "checkpoints_hit": [1, *core.checkpoints_hit[1:]],
         "changed": {0: [1]},
         "lock": next(owner.lock for owner in core.rows.owners if owner is not None),
+        "deadlines": [(1, some.number)],
+        "_estimates": {"": Estimate(7)},
+        "_launched": deque([(1, 2, 3)]),
         "ended": {0: next(iter(next(iter(core.ended_groups.values())).ended.values()))},
     }
     if name in contents and not isinstance(value, np.ndarray):
@@ -156,6 +164,8 @@ def parts(core: CoreState) -> Iterator[tuple[str, Any]]:
     yield "core", core
     yield "rows", core.rows
     yield "flight", core.flights[0]
+    yield "expected", core.expected
+    yield "pace", core.pace
     request = core.requests[max(core.requests)]
     yield "request", request
     yield "group", request.group

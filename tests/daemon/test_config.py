@@ -40,7 +40,7 @@ def test_I7_a_number_out_of_range_is_refused_by_name_and_value(row: Setting) -> 
     """Below, above, negative, not a number, infinite, empty: each is refused with flag, value and range."""
     assert row.low is not None
     assert row.high is not None
-    below = row.low - 1 if row.kind in ("int", "bytes") else row.low / 2
+    below = row.low - 1 if row.kind in ("int", "bytes") or row.low == 0 else row.low / 2
     wrong: list[object] = [row.high + 1, -1, "x", "", "nan", "inf", "1e400", None, True, [], 10**30]
     wrong += [] if row.zero and below == 0 else [below]
     wrong += [] if row.zero or row.low == 0 else [0]
@@ -314,3 +314,19 @@ def test_the_daemon_records_what_is_in_force_there() -> None:
 def test_the_docs_show_the_table() -> None:
     """docs/settings.md holds the generated tables of settings and exit codes, word for word."""
     assert config.document() == (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+
+
+def test_shares_of_the_arena_reach_the_core_in_parts_per_million() -> None:
+    """Quotas for all namespaces and by name, and what pins may take."""
+    flags = {"cache_quota": "0.5", "cache_quotas": ["salt:a=0.2", "salt:b=1"], "pinned_max": "0"}
+    core = core_config(resolve("daemon", flags, {}))
+    assert (core.cache_quota_ppm, core.pinned_max_ppm) == (500_000, 0)
+    assert core.cache_quotas == {"salt:a": 200_000, "salt:b": 1_000_000}
+
+
+@pytest.mark.parametrize("share", ["1.5", "-0.1", "much", ""])
+def test_a_quota_by_name_is_refused_like_the_one_for_all(share: str) -> None:
+    """Out of range or no number: the refusal has the namespace, the value and the range."""
+    with pytest.raises(ConfigError, match="--cache-quotas salt:a") as caught:
+        resolve("daemon", {"cache_quotas": [f"salt:a={share}"]}, {})
+    assert "0 to 1" in str(caught.value)

@@ -1,0 +1,60 @@
+"""Pace: how fast the fastest of the recent forwards were, from the times in the inputs.
+
+Owns the forwards that are timed and the two measures. Must never read a clock: a forward takes from the tick that
+launched it, or from the report before if that came later, to its own report. Invariant: a measure is never above a
+recent observation; it rises by a part of itself with every step, so that a time no longer reached is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+SAMPLES_MIN = 32  # forwards measured before anything is said
+DRIFT_DIVISOR = 1024  # a measure rises by this part of itself with every forward that does not lower it
+NONE_YET = 2**62
+
+
+class Pace:
+    """The measures of one epoch: the fastest forward, and the fastest prompt token of a forward with chunks."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.step_ns = NONE_YET
+        self.token_ps = NONE_YET
+        self._reported_ns = 0
+        self._launched: deque[tuple[int, int, int]] = deque()  # seq, when, prompt tokens
+
+    def launched(self, seq: int, now_ns: int, prompt_tokens: int) -> None:
+        """A step with a forward was formed."""
+        self._launched.append((seq, now_ns, prompt_tokens))
+
+    def reported(self, seq: int, now_ns: int) -> None:
+        """The result of the oldest forward in flight came in."""
+        launched_seq, launched_ns, prompt_tokens = self._launched.popleft()
+        assert launched_seq == seq, "forwards are reported in their order"
+        took_ns = max(0, now_ns - max(launched_ns, self._reported_ns))
+        self._reported_ns = now_ns
+        self.samples += 1
+        self.step_ns = _lowered(self.step_ns, took_ns)
+        if prompt_tokens:
+            self.token_ps = _lowered(self.token_ps, took_ns * 1000 // prompt_tokens)
+
+    def least_ns(self, prompt_tokens: int, chunk_tokens: int, output_tokens: int) -> int | None:
+        """The least time from the first forward to the last of so many output tokens; None: too little was measured.
+
+        At most `chunk_tokens` of the prompt are computed in one forward, the last of which gives the first output
+        token.
+        """
+        if self.samples < SAMPLES_MIN:
+            return None
+        chunks = -(-prompt_tokens // chunk_tokens)
+        by_token = prompt_tokens * self.token_ps // 1000 if self.token_ps < NONE_YET else 0
+        return max(chunks * self.step_ns, by_token) + max(0, output_tokens - 1) * self.step_ns
+
+    def content(self) -> list[object]:
+        """What the state digest covers."""
+        return [self.samples, self.step_ns, self.token_ps, self._reported_ns, list(self._launched)]
+
+
+def _lowered(measure: int, observed: int) -> int:
+    return min(observed, measure + measure // DRIFT_DIVISOR + 1) if measure < NONE_YET else observed

@@ -1,0 +1,119 @@
+"""Preemption by priority: running requests give way to a waiting one of higher priority, if that lets it start.
+
+Owns the choice of victims. Must never take anybody before admission's own question was answered with yes for the arena
+without them, and never for a request whose priority is not above theirs. Off unless `priority_preemption`. Invariants:
+one request at a time is helped, the first candidate of the pass; no victim is taken that is not needed; a request that
+was retracted `retracts_max` times is protected from this too, so a request is preempted a bounded number of times.
+
+    rows and memory, as admission would find them -> enough?        nothing happens
+        without everybody of lower priority -> not enough?          nothing happens
+        without the cheapest of them, one more each time, until it is enough; then again without each that is not needed
+
+It runs before a step is planned, and reckons with what the rows and the resident chunk will want of that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from allocator.capacity import Demand
+from daemon.core import admission, caching, checkpoints, pressure
+from daemon.core.budget import open_budget, without
+from daemon.core.memory import plus
+from daemon.core.outputs import Outputs
+from daemon.core.requests import Request
+from daemon.core.state import CoreState
+from daemon.core.step_plan import Chunk, StepPlan
+from daemon.core.tree_alone import held_alone
+
+
+def preempt(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
+    """Retract for the first waiting request whoever must give way for it to start in this step; mostly nobody.
+
+    The request that somebody gave way to: it is the first candidate of the step's pass.
+    """
+    if not core.config.priority_preemption or not len(core.queue) or core.throttled_steps:
+        return None
+    request = core.queue.head()
+    lower = [one for one in core.rows.owners if one is not None and _below(core, one, request)]
+    if not lower or starts(core, request, []) or not starts(core, request, lower):
+        return None
+    for victim in _needed(core, request, lower):
+        pressure.retract(core, victim, request.number, {"priority": request.priority}, now_ns, out, "priority")
+    return request
+
+
+def starts(core: CoreState, request: Request, victims: Sequence[Request]) -> bool:
+    """Whether admission would let the request start in the next step if these gave their rows back. Changes nothing."""
+    if core.rows.free_count + len(victims) < 1:
+        return False
+    plan = _plan(core, victims)
+    if plan.budget_tokens < 1:
+        return False
+    match, chunk = admission.first_chunk(core, request, plan, look=True)
+    if plan.partial and not chunk.last:
+        return False
+    budget = open_budget(core, plan)
+    chunk.hit = caching.hold(core, request, match)  # what it will read itself does not come free with the victims
+    refused = without(core, budget, victims, _freed(core, victims)).refusal(core, chunk, plan)
+    caching.drop(core, chunk.hit)
+    return refused is None
+
+
+def _below(core: CoreState, running: Request, request: Request) -> bool:
+    """A running request may be asked to give way; where nobody may ever be overtaken, only to an older one."""
+    protected = running.retractions >= core.config.retracts_max
+    overtakes = core.config.overtaken_max > 0 or request.number < running.number
+    return running.priority < request.priority and not protected and overtakes
+
+
+def _needed(core: CoreState, request: Request, lower: Sequence[Request]) -> list[Request]:
+    """The victims: lowest priority first, then least to compute again, then youngest; none that is not needed."""
+
+    def cost(one: Request) -> tuple[int, int, int]:
+        again = int(core.rows.scheduled[one.row]) - caching.stays(core, one)
+        return (one.priority, again, -one.number)
+
+    by_cost, count = sorted(lower, key=cost), 1
+    while not starts(core, request, by_cost[:count]):
+        count += 1
+        assert count <= len(by_cost), "all of them together are enough"
+    chosen = by_cost[:count]
+    for victim in chosen[-2::-1]:  # the dearest first; without the last one it was not enough
+        others = [one for one in chosen if one is not victim]
+        if starts(core, request, others):
+            chosen = others
+    return chosen
+
+
+def _plan(core: CoreState, victims: Sequence[Request]) -> StepPlan:
+    """What the rows and the resident chunk will want of the next step, without the victims'."""
+    rows, memory, resident = core.rows, core.memory, core.resident
+    assert memory is not None, "only an epoch schedules"
+    batch = rows.decode_batch()
+    gone = np.array([one.row for one in victims], np.intp)
+    going = np.setdiff1d(batch.rows, gone, assume_unique=True)
+    starts_at = rows.scheduled[going]
+    needy = going[starts_at >= rows.covered[going]]
+    budget = core.config.max_batched_tokens - len(going)
+    plan = StepPlan(batch, starts_at, needy, budget, len(needy), resident is not None and resident not in victims)
+    if resident is not None and plan.partial and budget > 0:
+        start, held = resident.scheduled_tokens, int(rows.pages[resident.row])
+        wanted = min(resident.target_tokens - start, core.config.chunked_prefill_size, budget)
+        count = checkpoints.resident_chunk(core, resident, wanted)
+        plan.add(Chunk(resident, start, count, memory.pages_of(start + count) - held))
+    return plan
+
+
+def _freed(core: CoreState, victims: Sequence[Request]) -> Demand:
+    """Units that come free or become evictable when these give everything back."""
+    memory = core.memory
+    assert memory is not None, "only an epoch has rows"
+    units = memory.none
+    for one in victims:
+        units = plus(units, tuple(len(ids) for ids in core.rows.held(one.row)))
+    locks = [one.lock for one in victims if one.lock is not None]
+    windows = [band for band, _ in memory.windows]
+    return plus(units, held_alone(locks, len(memory.none), memory.owner, memory.state, windows))
