@@ -36,7 +36,7 @@ from journal.reader import read_records
 from journal.replay import Divergence, Factories, Replay, Verdict, check
 from tools.journal_files import NoJournal, ReadingProgress, open_directory
 from tools.why.show import lines, plain
-from tools.why.story import Asked, Follower
+from tools.why.story import Asked, follow
 
 REPRODUCED = 0
 DIVERGED = 1
@@ -112,12 +112,8 @@ def state_of(replay: Replay) -> dict[str, Any]:
 def tell(directory: str, asked: Asked, options: argparse.Namespace) -> int:
     """Print the stories of the requests that are asked for; raises NoJournal and JournalError."""
     storage = open_directory(directory)
-    follower = Follower(asked)
     with ReadingProgress(storage, "reading") as seen:
-        for record in read_records(storage):
-            seen(record)
-            follower.take(record)
-    follower.end()
+        follower = follow(read_records(storage), asked, seen)
     if options.json:
         print(json.dumps({"requests": [plain(story) for story in follower.stories], "notes": follower.notes}))
     for note in [] if options.json else follower.notes:

@@ -21,6 +21,7 @@ from journal.writer import JournalSettings
 from tests.core.scenes import drive, parked_and_shrunk, stage
 from tests.core.world import World
 from tests.journal.helpers import ID
+from tests.journal.world import World as JournalWorld
 from tools import replay
 from tools.why.story import Asked, Passed, Told, follow
 from tools.why.words import SENTENCES, WAITS, sentence, waiting
@@ -197,6 +198,23 @@ def test_a_request_that_still_lives_is_told_to_the_journals_end(
     _, out, _ = why(tmp_path, capsys, "--request", "2")
     assert out.splitlines()[-1] == "  the journal ends here; it is live"
     assert "all 1 row are taken" in out
+
+
+def test_a_request_of_a_life_that_was_killed_ends_in_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next life names what it found unfinished; the story goes on over the border and ends there."""
+    first = JournalWorld(DiskStorage(tmp_path / "journal"), 2)
+    for _ in range(40):
+        first.iterate()
+    (number, *_) = sorted(first.core._state.requests)
+    first.writer._storage.unlock()
+    second = JournalWorld(DiskStorage(tmp_path / "journal"), 3, "two")
+    second.iterate()
+    second.writer.close()
+    code, out, _ = why(tmp_path, capsys, "--request", str(number))
+    assert code == 0
+    assert out.splitlines()[-1].endswith("ended: fault: an earlier life of the daemon had accepted and not ended it")
 
 
 def test_what_is_not_there_is_a_usage_error_that_says_what_is(

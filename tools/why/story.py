@@ -9,7 +9,7 @@ from the first decision that differs on, only what was recorded is told, and a n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,7 @@ class Story:
 
 
 class Follower:
-    """Takes the records of a journal in order; the stories are complete when they are all taken."""
+    """Takes the records of a journal in order, over all its lives; the stories are complete when they are all taken."""
 
     def __init__(self, asked: Asked) -> None:
         self.stories: list[Story] = []
@@ -109,9 +109,8 @@ class Follower:
         self._tell_passed()
         opened: Any = record.decode()
         assert isinstance(opened, Opened)
-        self._life, self._live = opened.life, []
+        self._life, self._core = opened.life, None
         self._expected.clear()
-        self._core = None
         if opened.decision_version == DECISION_VERSION:
             self._core = SchedulerCore(opened.core)
         else:
@@ -213,10 +212,12 @@ class Follower:
         self.notes.append(f"life {self._life}, sequence {record.sequence}: {why}; from here on no passes are told")
 
 
-def follow(journal: Iterable[Record], asked: Asked) -> Follower:
-    """Follow a whole journal."""
+def follow(journal: Iterable[Record], asked: Asked, progress: Callable[[Record], None] | None = None) -> Follower:
+    """Follow a whole journal; `progress` hears of each record."""
     follower = Follower(asked)
     for record in journal:
+        if progress is not None:
+            progress(record)
         follower.take(record)
     follower.end()
     return follower
