@@ -66,6 +66,14 @@ BAND_TOTALS = {
     "evicted_units_": ("evicted_units", "units taken back from the prefix cache, per band"),
     "quota_evicted_units_": ("quota_evicted_units", "of those, units beyond the quota of their namespace, per band"),
 }
+# The same by why a state is in the prefix cache; see `daemon.core.grid`.
+KIND_TOTALS = {
+    "states_given_": (
+        "checkpoints_given_by_kind",
+        "recurrent states given to the prefix cache, by why they are wanted",
+    ),
+    "states_hit_": ("checkpoints_hit_by_kind", "requests that started from a cached state, by why it was wanted"),
+}
 POLICIES = ("schedule_policy", "eviction_policy", "checkpoint_policy", "reserve")  # fields of `CoreConfig`
 NO_CUT = "none"
 
@@ -79,7 +87,8 @@ class Metrics:
         self._totals = {name: self._counter(shown, text) for name, (shown, text) in CORE_TOTALS.items()}
         self._told: dict[str, int] = dict.fromkeys(self._totals, 0)
         self._band_gauges = {name: self._gauge(*row, ["band"]) for name, row in BAND_GAUGES.items()}
-        self._band_totals = {name: self._counter(*row, ["band"]) for name, row in BAND_TOTALS.items()}
+        self._part_totals = {name: self._counter(*row, ["band"]) for name, row in BAND_TOTALS.items()}
+        self._part_totals |= {name: self._counter(*row, ["kind"]) for name, row in KIND_TOTALS.items()}
         self._prefix_metrics()
         self._policies = self._gauge("policies", "1 for the policies that this daemon runs with", list(POLICIES))
         self._bands = self._gauge("units", "units per band and state", ["band", "state"])
@@ -120,14 +129,14 @@ class Metrics:
             self._told[name] = now
 
         for name, number in gauges.items():
-            self._set_band_number(name, number)
+            self._set_part(name, number)
 
-    def _set_band_number(self, name: str, number: int) -> None:
-        """Take over a number of the core that belongs to one band, by the prefix of its name; ignores all others."""
+    def _set_part(self, name: str, number: int) -> None:
+        """Take over a number of the core that belongs to one band or kind, by its name's prefix; ignores all others."""
         for prefix, gauge in self._band_gauges.items():
             if name.startswith(prefix):
                 gauge.labels(name.removeprefix(prefix)).set(number)
-        for prefix, counter in self._band_totals.items():
+        for prefix, counter in self._part_totals.items():
             if name.startswith(prefix):
                 counter.labels(name.removeprefix(prefix).removesuffix("_total")).inc(
                     max(0, number - self._told.get(name, 0))

@@ -34,7 +34,7 @@ KINDS = ("branch", "prompt", "stem", "mark", "turn", "retracted", "grid")
 def given(one: World) -> dict[str, int]:
     """States given so far, by kind; kinds without any are left out."""
     gauges = one.core.gauges()
-    counts = {kind: gauges[f"checkpoints_given_{kind}_total"] for kind in KINDS}
+    counts = {kind: gauges[f"states_given_{kind}_total"] for kind in KINDS}
     assert sum(counts.values()) == gauges["checkpoints_given_total"]
     return {kind: count for kind, count in counts.items() if count}
 
@@ -42,7 +42,7 @@ def given(one: World) -> dict[str, int]:
 def hit(one: World) -> dict[str, int]:
     """Admissions that started from a state, by its kind."""
     gauges = one.core.gauges()
-    return {kind: gauges[f"checkpoints_hit_{kind}_total"] for kind in KINDS if gauges[f"checkpoints_hit_{kind}_total"]}
+    return {kind: gauges[f"states_hit_{kind}_total"] for kind in KINDS if gauges[f"states_hit_{kind}_total"]}
 
 
 def states(one: World) -> dict[int, Kind]:

@@ -189,6 +189,16 @@ def test_the_cache_is_shown_per_band() -> None:
     assert (scene.value("checkpoints_given_total"), scene.value("checkpoints_skipped_total")) == (2, 1)
 
 
+def test_checkpoints_are_told_by_kind() -> None:
+    """Which kinds of checkpoints were given and which of them were hit: what a smaller or larger grid would change."""
+    scene = Scene()
+    scene.metrics.set_core({"states_given_turn_total": 4, "states_given_mark_total": 9, "states_hit_turn_total": 3})
+    scene.metrics.set_core({"states_given_turn_total": 6, "states_given_mark_total": 9, "states_hit_turn_total": 5})
+    assert scene.value("checkpoints_given_by_kind_total", kind="turn") == 6
+    assert scene.value("checkpoints_given_by_kind_total", kind="mark") == 9
+    assert scene.value("checkpoints_hit_by_kind_total", kind="turn") == 5
+
+
 def test_totals_follow_the_core() -> None:
     """Counters take the core's totals over; gauges its present values."""
     scene = Scene()

@@ -99,7 +99,7 @@ def run(chat: Chat, served: Served, room_ppm: int = ROOM_PPM) -> Cost:
         given=gauges["checkpoints_given_total"],
         held=engine.cached_units()[0],
         kinds={
-            name: (gauges[f"checkpoints_given_{name}_total"], gauges[f"checkpoints_hit_{name}_total"])
+            name: (gauges[f"states_given_{name}_total"], gauges[f"states_hit_{name}_total"])
             for name in KIND_NAMES.values()
         },
     )

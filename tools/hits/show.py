@@ -10,13 +10,15 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from tools.hits.arena import ROOM_PPM, SLOT_BYTES
 from tools.hits.chat import Cost
 from tools.hits.sweep import Split
 
-GOAL_RATIO = 5.0
+GOAL_RATIO = 5.0  # times fewer bytes of checkpoints per hit token than a grid that keeps every point
+WIDTH = 10_000
 
 
 def split_rows(splits: Sequence[Split]) -> list[dict[str, Any]]:
@@ -132,5 +134,8 @@ def kind_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """As wide as it needs, so that no figure is cut off."""
-    console.print(table, width=max(console.width, 160), crop=False, soft_wrap=False)
+    """As wide as it needs, whatever the terminal, so that no figure is cut off."""
+    wide = Measurement.get(console, console.options.update(width=WIDTH, max_width=WIDTH), table).maximum
+    before, console.width = console.width, max(wide, console.width)
+    console.print(table)
+    console.width = before

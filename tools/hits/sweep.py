@@ -97,5 +97,5 @@ def _split(
         interval=served.interval,
         found=tuple(engine.sent[id].cached_tokens for id in ids),
         given=after["checkpoints_given_total"] - before["checkpoints_given_total"],
-        hit=sum(after[name] - before[name] for name in after if name.startswith("checkpoints_hit_")),
+        hit=sum(after[name] - before[name] for name in after if name.startswith("states_hit_")),
     )
