@@ -175,6 +175,6 @@ def _learn(kind: type) -> Copier:
         return _same
     if issubclass(kind, tuple):
         return _tuple
-    if kind.__module__.split(".")[0] in ("allocator", "tools", "tests"):
+    if kind.__module__.split(".")[0] in ("allocator", "daemon", "tools", "tests"):
         return _object(kind)
     raise TypeError(f"{kind.__module__}.{kind.__name__} has no copier")

@@ -32,7 +32,7 @@ FAMILIES: dict[str, Shape] = {
 
 VOCAB_SIZE = 97
 MODEL_LEN = 128
-ACTIONS = 160  # actions of a case
+ACTIONS = 140  # actions of a case
 STEMS = 3  # beginnings that prompts share
 OWN = 1000  # streams from here on are of one request each
 EVICTION = ("value", "lru", "lfu", "fifo", "priority")
@@ -179,7 +179,7 @@ def _config(rng: random.Random, caching: bool) -> CoreConfig:
 
 def _weights(rng: random.Random, pressed: bool) -> dict[str, int]:
     """How likely each action of a case is; 0: it never happens in it."""
-    often = {"submit": rng.choice([3, 6, 10]), "turn": rng.choice([6, 12]), "tick": 3, "report": rng.choice([2, 5])}
+    often = {"submit": rng.choice([2, 4, 8]), "turn": rng.choice([6, 12]), "tick": 3, "report": rng.choice([2, 5])}
     rare = ("wait", "flush", "flush_cache", "acknowledge", "repeat")
     ending = ("abort", "finish", "lose")
     weights = often | {name: rng.choice([0, 1, 1, 2]) for name in rare}
@@ -216,10 +216,10 @@ class _Happens:
             stem=rng.randrange(STEMS),
             shared=rng.choice([7, 40, MODEL_LEN]) if parent >= 0 else max(0, length - own),
             own=max(1, min(own, length)),
-            max_tokens=0 if scoring else rng.choice([30, 40, 60] if self.pressed else [1, 2, 8, 40, None]),
+            max_tokens=0 if scoring else rng.choice([30, 40, 60] if self.pressed else [1, 2, 8, 8, 20, 40, None]),
             min_tokens=0 if scoring else rng.choice([0, 0, 1]),
             stop_ids=rng.sample(range(VOCAB_SIZE), rng.choice([0, 1] if self.pressed else [0, 1, 9])),
-            n=rng.choice([1, 1, 1, 3]),
+            n=rng.choice([1, 1, 1, 1, 1, 3]),
             priority=rng.choice(self.priorities),
             deadline_ms=rng.choice(self.deadlines),
             clip=rng.random() < 0.8,

@@ -7,7 +7,6 @@ assert besides on their own: what a client is told, and that every step could ru
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from typing import ClassVar
 
@@ -18,6 +17,7 @@ from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from ipc.messages import EXPLICIT, Accepted, Finished, Refused
+from tools.smallscope.copies import clone
 from tools.worlds.world import Client, World
 
 ONE_PPM = 1_000_000
@@ -118,7 +118,7 @@ class Reclaimable(Checker):
         if memory is None or memory.cache is None:
             return
         said, held = memory.cache.reclaimable(), memory.cache.held()
-        other = copy.deepcopy(memory.cache)
+        other = clone(memory.cache)
         given = tuple(len(ids) for ids in other.evict(lambda units: False))
         self.demand(
             given == said, f"the cache says that it can give {said} units of its {held}; asked for all: {given}"
@@ -140,7 +140,7 @@ class Promises(Checker):
         room = memory.room_pages(memory.none)
         over = memory.refusal(memory.demand(room + 1))
         self.demand(over is not None, f"there is room for {room} pages, and one more is not refused")
-        other = copy.deepcopy(memory)
+        other = clone(memory)
         self.demand(other.refusal(other.demand(room)) is None, f"there is room for {room} pages, and they are refused")
         if room:
             try:
