@@ -109,6 +109,8 @@ class PrefixTree:
         An index of pages, at least `lock.pages`, whether what lies ahead is usable or not.
         """
         tree, first = self._tree, lock.pages
+        if not lock.node.children:
+            return first
         data = tokens[first * self.page_size : len(tokens) // self.page_size * self.page_size].tobytes()
         node, at = lock.node, first
         while at == node.end:

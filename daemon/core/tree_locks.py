@@ -11,6 +11,7 @@ from daemon.core.tree_nodes import Lock, Match, Node, Reader
 from daemon.core.tree_paths import leave, visit_before
 from daemon.core.tree_state import TreeState, path_up
 from daemon.core.tree_worth import split
+from daemon.core.visits import mark_of
 
 
 def lock(tree: TreeState, match: Match, reader: Reader) -> Lock:
@@ -67,7 +68,7 @@ def unlock(tree: TreeState, held: Lock, touch: bool) -> None:
             tree.locked[shape.owner] -= node.end - node.start
             tree.offer(node, shape.owner)
     if touch:
-        _touch_state(tree, held, stamp)
+        _touch_states(tree, held, stamp)
         leave(tree, held)
         for node in path_up(held.node, space.root):
             for band in range(shape.count):
@@ -130,18 +131,21 @@ def move_window(tree: TreeState, held: Lock, band: int, first: int, stamp: int, 
     held.first[band] = first
 
 
-def _touch_state(tree: TreeState, held: Lock, stamp: int) -> None:
-    """The state nearest to a reader's end is where a continuation starts: it was used, as what it reads was."""
-    shape = tree.shape
-    at: Node | None = held.node if shape.state >= 0 else None
-    while at is not None and not at.slot:
-        at = at.parent
-    if at is None:
-        return
-    at.stamps[shape.state] = stamp
-    first = shape.window_first(at.end * shape.page_size)
-    for band, _ in shape.windows:
-        before: Node | None = at
-        while before is not None and before.end > first[band]:
-            before.stamps[band] = stamp
-            before = before.parent
+def _touch_states(tree: TreeState, held: Lock, stamp: int) -> None:
+    """The state nearest to a reader's end is where a continuation starts, or one from its prompt's mark on: they were
+    used, as what they read was."""
+    shape, mark = tree.shape, mark_of(held.reader.prompt_tokens) or held.pages * tree.shape.page_size
+    nearest = True
+    for node in path_up(held.node, held.node.space.root) if shape.state >= 0 else ():
+        if not node.slot:
+            continue
+        if not nearest and node.end * shape.page_size < mark:
+            return
+        nearest = False
+        node.stamps[shape.state] = stamp
+        first = shape.window_first(node.end * shape.page_size)
+        for band, _ in shape.windows:
+            before: Node | None = node
+            while before is not None and before.end > first[band]:
+                before.stamps[band] = stamp
+                before = before.parent

@@ -37,8 +37,9 @@ class Node:
 
     What policies rank by: `stamps[band]` is when that component was used last, `born` when the node came, `hits` how
     many hits ran through it, `priority` the highest of those that used it, `kind` what its state was kept for. `visit`
-    is the newest visit that came through, of whose path it is the `tail` or not, `sharers` how often that was one of
-    another line. `gone`: it is no part of the tree any more.
+    is the newest visit that came through, of whose path it is the `tail` or not. `forks` counts the requests that found
+    the tree up to its end and went on elsewhere, `sharers` how often the visit was one of another line or the paths of
+    several parted behind it. `gone`: it is no part of the tree any more.
 
     What `tree_worth` derives: `reach[band]` units before the end are read by likely match ends at and below it, `below`
     by those below alone; `usable`: a match can end in it; `passed`: the one continuation of its state leads to a later
@@ -53,6 +54,7 @@ class Node:
         "end",
         "first",
         "floor",
+        "forks",
         "gone",
         "hits",
         "kind",
@@ -100,7 +102,7 @@ class Node:
         self.locks = 0
         self.state_locks = 0
         self.stamps = [0] * bands
-        self.born = self.hits = self.kind = self.worth = 0
+        self.born = self.hits = self.kind = self.worth = self.forks = 0
         self.priority = self.sharers = 0
         self.passed = self.tail = self.gone = False
         self.visit: Visit | None = None
@@ -143,7 +145,7 @@ class Node:
         identity = [self.serial, self.start, self.tokens, self.pages.tobytes()]
         held = [*identity, self.first, self.slot, self.locks, locked, self.state_locks, self.stamps]
         visit = self.visit.content() if self.visit is not None else 0
-        used = [self.born, self.hits, self.priority, self.kind, visit, self.tail, self.sharers]
+        used = [self.born, self.hits, self.priority, self.kind, visit, self.forks, self.tail, self.sharers]
         derived = [self.reach, self.below, self.usable, self.passed, self.worth]
         return [*held, *used, *derived, self.pinned_until, self.state_pinned_until, self.pin_first]
 

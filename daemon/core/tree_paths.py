@@ -15,11 +15,13 @@ from daemon.core.tree_worth import revisit, split
 from daemon.core.value import SHARERS_MIN
 from daemon.core.visits import GHOST_TOKENS, MARK_TOKENS, Visit, Visits, ghost_key, mark_of
 
+FORKS_MIN = 2  # paths part at a node where so many requests left what was known: it is no turn of one conversation
+
 
 def visit_before(match: Match) -> Visit | None:
     """The visit from which a request goes on that finds this: its path was found up to its mark, by one line alone."""
     node = match.deepest
-    if node is None or node.visit is None or node.sharers >= SHARERS_MIN:
+    if node is None or node.visit is None or node.sharers >= SHARERS_MIN or node.forks >= FORKS_MIN:
         return None
     return node.visit if match.matched_tokens >= node.visit.mark > 0 else None
 
@@ -41,8 +43,11 @@ def leave(tree: TreeState, lock: Lock) -> None:
     """A reader let go of its path: what it found was hit, and the path has a new visit."""
     root, size = lock.node.space.root, tree.shape.page_size
     if lock.hit_pages:
-        for node in path_up(lock.hit_node, root):
+        found = lock.hit_node
+        found.forks += lock.node is not found and not lock.reader.resumed
+        for node in path_up(found, root):
             node.hits += 1
+            node.sharers += found.forks >= FORKS_MIN
     if tree.visits is None or not lock.pages:
         return
     visit, given = _visit(tree, tree.visits, lock), lock.pages * size

@@ -42,6 +42,7 @@ class ValuePerByte:
     def __init__(self, shape: TreeShape) -> None:
         self.visits: Visits | None = Visits()
         self._visits = self.visits
+        self._page_size = shape.page_size
         self._owner = shape.owner
         self._state = shape.state
         self._leads = dict(shape.leads)
@@ -61,8 +62,8 @@ class ValuePerByte:
                 return DEAD, stamp
             if node.passed:
                 return PASSED, stamp
-            ends = not node.children or (len(node.children) == 1 and node.visit is not None)
-            return (_end(node) if ends else _inner(node)), stamp
+            ends = len(node.children) < 2 and (not node.children or node.visit is not None)
+            return (_end(node) if ends or self._at_mark(node) else _inner(node)), stamp
         needed = node.end - node.reach[band]
         if node.first[band] < needed:
             if self._state >= 0 or not node.usable:
@@ -70,7 +71,7 @@ class ValuePerByte:
             return (FAR if node.first[band] < needed - self._leads[band] else NEAR), stamp
         if self._state >= 0 or not node.children or node.first[band] >= node.end - node.below[band]:
             return NEEDED, stamp
-        return _inner(node), stamp
+        return (_end(node) if self._at_mark(node) else _inner(node)), stamp
 
     def limit(self, node: Node, band: int) -> int:
         """Where the units of another class begin, or what a reader holds."""
@@ -100,6 +101,10 @@ class ValuePerByte:
         else:
             rate = self._visits.rate(visit) >> LESS[INNER if class_ >= INNER else class_]
         return ASIDE + 2 + (rate << node.worth)
+
+    def _at_mark(self, node: Node) -> bool:
+        """Whether the next request is expected to leave the newest path through this node at its very end."""
+        return node.visit is not None and node.end == node.visit.mark // self._page_size
 
 
 def _end(node: Node) -> int:

@@ -98,10 +98,10 @@ class Visits:
         self._waiting: tuple[deque[Visit], ...] = tuple(deque() for _ in range(BUCKETS))  # by the bucket of their age
         self._seen = [[0] * BUCKETS for _ in range(CLASSES)]  # visits not continued before they came to a bucket
         self._hit = [[0] * BUCKETS for _ in range(CLASSES)]  # visits continued in it
-        self._tails = [GUESS, 2 * GUESS]  # continuations that found the tail of what they continued, and all of them
+        self._tails = [GUESS, GUESS]  # continuations that found the tail of what they continued, and all of them
         self._lines = 0
         self._since = 0  # visits since the tables were made
-        self._tail_share = ONE // 2
+        self._tail_share = ONE
         self._density: list[list[int]] = []
         self._best: list[int] = []
         self._learn()
