@@ -104,6 +104,12 @@ def _admitted(told: Decided, bands: Bands) -> str:
     )
 
 
+_RETRACTED = (
+    *("pages", "unlocked_pages", "tokens", "cached_tokens", "lost_tokens", "times"),
+    *("units_short", "stage", "band"),
+)  # numbers that its sentence has
+
+
 def _retracted(told: Decided, bands: Bands) -> str:
     n = told.numbers
     freed = units(n["pages"], "page") + " freed"
@@ -114,7 +120,8 @@ def _retracted(told: Decided, bands: Bands) -> str:
     lost = n.get("lost_tokens", n["tokens"])
     work = f"of {n['tokens']:,} tokens {n.get('cached_tokens', 0):,} stay cached and {lost:,} are lost"
     by = f" for request {told.by}" if told.by else ""
-    return joined(f"retracted{by} ({told.reason}), time {n['times']}: {freed}", work, short(n, bands))
+    extra = rest(n, (*_RETRACTED, *(name for name in n if _is_band(name))))
+    return joined(f"retracted{by} ({told.reason}), time {n['times']}: {freed}", work, short(n, bands), extra)
 
 
 def _is_band(name: str) -> bool:
