@@ -375,7 +375,8 @@ def test_a_retraction_for_priority_tells_whose() -> None:
     numbers = {"pages": 2, "unlocked_pages": 0, "tokens": 8, "cached_tokens": 0, "lost_tokens": 8, "times": 1}
     told = sentence(Decided(0, "retracted", 4, "priority", {**numbers, "priority": 7}, 9), BANDS)
     assert told == (
-        "retracted for request 9 (priority), time 1: 2 pages freed; of 8 tokens 0 stay cached and 8 are lost; priority 7"
+        "retracted for request 9 (priority), time 1: 2 pages freed; of 8 tokens 0 stay cached and 8 are lost; "
+        "priority 7"
     )
 
 
