@@ -28,7 +28,7 @@ from daemon.core.tree_nodes import Match
 LOOKAHEAD = 16  # waiting requests looked at in one step
 SIBLINGS_MAX = 128  # choices that wait for another one of theirs and are passed over in one step beside those
 LOOKUPS_MAX = 4  # of those passed over in one step for their length, so many are looked up in the cache
-REFRESHES_MAX = 4  # waiting requests that are looked up in one step for the policy that sorts by it
+REFRESHES_MAX = 4  # looked up in one step for the policy that sorts by it; one where nobody can start
 
 
 def admit(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, out: Outputs) -> None:
@@ -43,8 +43,7 @@ def admit(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, o
 
 def _pass(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, out: Outputs) -> bool:
     """One walk over the queue; False when a request ended and the walk must begin again."""
-    if not _closed(core, plan):
-        _refresh(core)
+    _refresh(core, 1 if _closed(core, plan) else REFRESHES_MAX)
     walk, looked, siblings, hopeless = core.queue.walk(first), 0, 0, 0
     budget: PrefillBudget | None = None
     for request in walk:
@@ -81,12 +80,12 @@ def _pass(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, o
     return True
 
 
-def _refresh(core: CoreState) -> None:
+def _refresh(core: CoreState, most: int) -> None:
     """Look some waiting requests up, where the queue sorts by what the cache knows of them."""
     sorts = core.queue.longest_prefix
     if sorts is None:
         return
-    for request in sorts.due(REFRESHES_MAX):
+    for request in sorts.due(most):
         match = caching.look(core, request)
         sorts.found(request, match.tokens if match is not None else 0)
 

@@ -64,7 +64,7 @@ def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     checkpoints.keep(core)
     retire(core)
     with core.memory.deciding():
-        first = preempt(core, now_ns, out)
+        first = preempt(core, now_ns, out) if core.config.priority_preemption else None
         batch, starts, needy = pressure.plan_decode(core, now_ns, out)
         budget = core.config.max_batched_tokens - len(batch)
         assert budget >= 0, "running rows never pass the token budget"
@@ -136,7 +136,9 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
         slots=batch.slots_column + b"".join(columns.slots),
     )
     core.totals.forwards += 1
-    core.pace.launched(flight.seq, now_ns, sum(chunk.count for chunk in plan.chunks))
+    flight.launched_ns = now_ns
+    if plan.chunks:
+        flight.prompt_tokens = sum(chunk.count for chunk in plan.chunks)
     core.in_flight += 1
     assert core.in_flight <= 2, "at most two forwards are in flight"
     core.busy = True

@@ -136,7 +136,8 @@ def _request(request: Request) -> list[Any]:
 def _flight(flight: Flight) -> list[Any]:
     columns = [pack_i32(flight.rows), pack_i32(flight.generations), pack_i32(flight.frontends)]
     columns += [pack_i64(flight.requests), flight.rows_column, flight.generations_column, pack_i32(flight.final)]
-    return [flight.seq, flight.forward, flight.releases, columns, flight.scored, flight.chunks, flight.hits]
+    rest = [flight.scored, flight.chunks, flight.hits, flight.launched_ns, flight.prompt_tokens]
+    return [flight.seq, flight.forward, flight.releases, columns, *rest]
 
 
 def _rows(core: CoreState) -> list[bytes]:

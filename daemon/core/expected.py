@@ -38,7 +38,7 @@ class Expected:
     def __init__(self, full: bool) -> None:
         self._full = full
         self._overall_ppm = SHARE_START_PPM
-        self._margin_ppm = 0
+        self.margin_ppm = 0
         self._weight = 0  # output tokens that all rows began with permission for
         self._weighted = 0  # the same, each times its namespace's share
         self._estimates: dict[str, Estimate] = {}  # longest unused first
@@ -87,19 +87,19 @@ class Expected:
 
     def tighten(self) -> None:
         """Somebody was retracted for memory."""
-        self._margin_ppm = min(SHARE_ONE_PPM, self._margin_ppm + MARGIN_RAISE_PPM)
+        self.margin_ppm = min(SHARE_ONE_PPM, self.margin_ppm + MARGIN_RAISE_PPM)
 
     def relax(self) -> None:
         """A step with tokens was scheduled, and nothing is throttled."""
-        self._margin_ppm = max(0, self._margin_ppm - MARGIN_FALL_PPM)
+        self.margin_ppm = max(0, self.margin_ppm - MARGIN_FALL_PPM)
 
     def content(self) -> list[object]:
         """What the state digest covers."""
         rows = [[name, one.share_ppm, one.rows, one.weight_tokens] for name, one in self._estimates.items()]
-        return [self._overall_ppm, self._margin_ppm, self._weight, self._weighted, rows]
+        return [self._overall_ppm, self.margin_ppm, self._weight, self._weighted, rows]
 
     def _with_margin(self, share_ppm: int) -> int:
-        return SHARE_ONE_PPM if self._full else min(SHARE_ONE_PPM, share_ppm + self._margin_ppm)
+        return SHARE_ONE_PPM if self._full else min(SHARE_ONE_PPM, share_ppm + self.margin_ppm)
 
     def _used(self, namespace: str) -> Estimate:
         """The namespace's estimate, as the one used last."""

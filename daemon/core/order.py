@@ -220,10 +220,11 @@ class WaitingQueue:
         self._discipline = POLICIES[config.schedule_policy](config)
         self._overtaken_max = config.overtaken_max
         self._ages: OrderedHeap[Request] = OrderedHeap()
+        self._count = 0
         self._passed: list[int] = []  # a heap: numbers of those that began while an older one waited that still waits
 
     def __len__(self) -> int:
-        return len(self._ages)
+        return self._count
 
     def __iter__(self) -> Iterator[Request]:
         """Everything in policy order, as if each were passed over; for views and digests."""
@@ -241,11 +242,13 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Put a request in its place; it must not be queued already."""
+        self._count += 1
         self._ages.add((request.number,), request)
         self._discipline.add(request)
 
     def remove(self, request: Request) -> None:
         """Take a queued request out, wherever it stands: it ends."""
+        self._count -= 1
         self._ages.remove((request.number,))
         self._discipline.remove(request)
         self._settle()

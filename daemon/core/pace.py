@@ -1,16 +1,14 @@
 """Pace: how fast the fastest of the recent forwards were, from the times in the inputs.
 
-Owns the forwards that are timed and the two measures. Must never read a clock: a forward takes from the tick that
+Owns the two measures. Must never read a clock: a forward takes from the tick that
 launched it, or from the report before if that came later, to its own report. Invariant: a measure is never above a
 recent observation; it rises by a part of itself with every step, so that a time no longer reached is forgotten.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 SAMPLES_MIN = 32  # forwards measured before anything is said
-DRIFT_DIVISOR = 1024  # a measure rises by this part of itself with every forward that does not lower it
+DRIFT_SHIFT = 10  # a measure rises by a 1024th of itself with every forward that does not lower it
 NONE_YET = 2**62
 
 
@@ -22,22 +20,19 @@ class Pace:
         self.step_ns = NONE_YET
         self.token_ps = NONE_YET
         self._reported_ns = 0
-        self._launched: deque[tuple[int, int, int]] = deque()  # seq, when, prompt tokens
 
-    def launched(self, seq: int, now_ns: int, prompt_tokens: int) -> None:
-        """A step with a forward was formed."""
-        self._launched.append((seq, now_ns, prompt_tokens))
-
-    def reported(self, seq: int, now_ns: int) -> None:
-        """The result of the oldest forward in flight came in."""
-        launched_seq, launched_ns, prompt_tokens = self._launched.popleft()
-        assert launched_seq == seq, "forwards are reported in their order"
-        took_ns = max(0, now_ns - max(launched_ns, self._reported_ns))
+    def reported(self, since_ns: int, prompt_tokens: int, now_ns: int) -> None:
+        """The result of the oldest forward in flight came in: launched at `since_ns`, with so many prompt tokens."""
+        if since_ns < self._reported_ns:
+            since_ns = self._reported_ns
         self._reported_ns = now_ns
+        took_ns = now_ns - since_ns if now_ns > since_ns else 0
         self.samples += 1
-        self.step_ns = _lowered(self.step_ns, took_ns)
+        risen_ns = self.step_ns + (self.step_ns >> DRIFT_SHIFT) + 1
+        self.step_ns = took_ns if took_ns < risen_ns else risen_ns
         if prompt_tokens:
-            self.token_ps = _lowered(self.token_ps, took_ns * 1000 // prompt_tokens)
+            risen_ps = self.token_ps + (self.token_ps >> DRIFT_SHIFT) + 1
+            self.token_ps = min(took_ns * 1000 // prompt_tokens, risen_ps)
 
     def least_ns(self, prompt_tokens: int, chunk_tokens: int, output_tokens: int) -> int | None:
         """The least time from the first forward to the last of so many output tokens; None: too little was measured.
@@ -53,8 +48,4 @@ class Pace:
 
     def content(self) -> list[object]:
         """What the state digest covers."""
-        return [self.samples, self.step_ns, self.token_ps, self._reported_ns, list(self._launched)]
-
-
-def _lowered(measure: int, observed: int) -> int:
-    return min(observed, measure + measure // DRIFT_DIVISOR + 1) if measure < NONE_YET else observed
+        return [self.samples, self.step_ns, self.token_ps, self._reported_ns]

@@ -32,9 +32,10 @@ from daemon.core.tree_alone import held_alone
 def preempt(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
     """Retract for the first waiting request whoever must give way for it to start in this step; mostly nobody.
 
-    The request that somebody gave way to: it is the first candidate of the step's pass.
+    Asked only where the configuration has it. The request that somebody gave way to: it is the first candidate of the
+    step's pass.
     """
-    if not core.config.priority_preemption or not len(core.queue) or core.throttled_steps:
+    if not len(core.queue) or core.throttled_steps:
         return None
     request = core.queue.head()
     lower = [one for one in core.rows.owners if one is not None and _below(core, one, request)]

@@ -37,7 +37,7 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
     assert core.in_flight >= 0, "a result belongs to a forward that was launched"
     assert flight.seq > core.processed_through, "progress only grows"
     core.processed_through = flight.seq
-    core.pace.reported(flight.seq, item.now_ns)
+    core.pace.reported(flight.launched_ns, flight.prompt_tokens, item.now_ns)
     tokens = i64(item.tokens)
     rows, requests, frontends, final = flight.rows, flight.requests, flight.frontends, flight.final
     if core.rows.releases != flight.releases:

@@ -77,7 +77,7 @@ class Flight:
     `final` are positions in those columns whose token is the last one by length; `scored` are rows and generations that
     end with this step without sampling. `chunks` are row, generation and end of each prefill chunk, `hits` the rows and
     generations whose state this step copies from the cache. `releases` is the row table's count at launch: equal later
-    means that nothing is stale.
+    means that nothing is stale. `launched_ns` is when its tick was, `prompt_tokens` how many its chunks have.
     """
 
     seq: int
@@ -93,6 +93,8 @@ class Flight:
     scored: tuple[tuple[int, int], ...] = ()
     chunks: tuple[tuple[int, int, int], ...] = ()
     hits: tuple[tuple[int, int], ...] = ()
+    launched_ns: int = 0
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True)

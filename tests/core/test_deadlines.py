@@ -61,9 +61,9 @@ def test_the_best_case_is_made_of_the_fastest_step_and_token(
     pace, now = Pace(), 0
     for seq in range(1, SAMPLES_MIN + 1):
         assert pace.least_ns(prompt, chunk, output) is None
-        pace.launched(seq, now, 10 if seq % 2 else 0)
+        since = now
         now += 10 * MS if seq % 4 < 2 else 17 * MS
-        pace.reported(seq, now)
+        pace.reported(since, 10 if seq % 2 else 0, now)
     least = pace.least_ns(prompt, chunk, output)
     assert least is not None
     assert least_ms * MS <= least <= least_ms * MS * 1.01 + 100
@@ -72,10 +72,8 @@ def test_the_best_case_is_made_of_the_fastest_step_and_token(
 def test_a_step_in_flight_behind_another_is_timed_from_the_others_report() -> None:
     """With two forwards in flight the second takes what passes between the reports."""
     pace = Pace()
-    pace.launched(1, 0, 0)
-    pace.launched(2, 1, 0)
-    pace.reported(1, 100)
-    pace.reported(2, 130)
+    pace.reported(0, 0, 100)
+    pace.reported(1, 0, 130)
     assert pace.step_ns == 30
 
 
@@ -83,9 +81,9 @@ def test_a_time_that_is_no_longer_reached_is_forgotten() -> None:
     """After one fast step among many slow ones the measure comes back to what is seen."""
     pace, now = Pace(), 0
     for seq in range(1, 8000):
-        pace.launched(seq, now, 0)
+        since = now
         now += MS if seq == 5 else 10 * MS
-        pace.reported(seq, now)
+        pace.reported(since, 0, now)
     assert pace.step_ns == 10 * MS
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,7 +149,6 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "lock": next(owner.lock for owner in core.rows.owners if owner is not None),
         "deadlines": [(1, some.number)],
         "_estimates": {"": Estimate(7)},
-        "_launched": deque([(1, 2, 3)]),
         "ended": {0: next(iter(next(iter(core.ended_groups.values())).ended.values()))},
     }
     if name in contents and not isinstance(value, np.ndarray):
