@@ -86,7 +86,7 @@ def view(core: CoreState, now_ns: int | None = None) -> dict[str, Any]:
         "resident": core.resident.number if core.resident is not None else 0,
         "requests": requests,
         "known_ids": len(core.groups),
-        "share_ppm": core.share_ppm,
+        "share_ppm": core.expected.mean_ppm(),
         "throttled_steps": core.throttled_steps,
         "relief": {kind: [told.reason, told.numbers] for kind, told in sorted(core.relief.items())},
         "degraded": core.degraded,
