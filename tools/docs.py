@@ -56,6 +56,12 @@ Beside it, as an extension, `hits` has one entry per prompt, in order:
 `cache_salt` (as in vLLM) gives a request a space of its own: its prefixes are found only by requests of an equal salt,
 and a request without a salt finds only those without one. [prefix_cache.md](prefix_cache.md) says how hits are found.
 
+With `cache_store` false later requests find nothing of what this one computed; it still finds what is there. What a
+request with `cache_pin_ms` leaves in the cache is given up behind everything that is not pinned, until that time is
+over; how much of the arena pins may name is `--pinned-max`. A namespace's share of the arena is `--cache-quota`.
+
+`deadline_ms` and `priority`: [queue.md](queue.md) says who starts when, and what is refused.
+
 `POST /flush_cache` empties the prefix cache. 200: nothing is left in it; 409: running requests read a part, which
 stays; the body says how many units of each band were freed and kept. It asks for the API key, if there is one.
 

@@ -177,8 +177,23 @@ async def test_every_sampling_field_reaches_the_daemon():
     assert {name: getattr(message.sampling, name) for name in fields} == fields
     assert (message.priority, message.max_tokens, message.min_tokens, message.clip) == (-3, 11, 4, False)
     assert message.namespace == "", "without a salt prefixes are shared"
+    assert (message.deadline_ms, message.store, message.pin_ms) == (0, True, 0)
     await post(service, CHAT, messages=HELLO, top_k=-1)
     assert daemon.streams[1].message.sampling.top_k == 0
+
+
+async def test_deadline_and_cache_fields_reach_the_daemon():
+    """As given, for both endpoints; a pin without anything to pin is refused by its name."""
+    for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "hello"})):
+        service, daemon = make_service(says("hi"))
+        answer = await post(service, path, deadline_ms=1500, cache_pin_ms=60_000, **body)
+        assert answer.status_code == 200, answer.text
+        await post(service, path, cache_store=False, **body)
+        first, second = (stream.message for stream in daemon.streams)
+        assert (first.deadline_ms, first.store, first.pin_ms) == (1500, True, 60_000)
+        assert (second.deadline_ms, second.store, second.pin_ms) == (0, False, 0)
+        refused = await post(service, path, cache_store=False, cache_pin_ms=1, **body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_pin_ms")
 
 
 async def test_echo_shows_the_prompt_first():

@@ -27,6 +27,7 @@ PAGES = (
     "docs/daemon.md",
     "docs/allocator.md",
     "docs/prefix_cache.md",
+    "docs/queue.md",
     "docs/plan.md",
     "docs/models.md",
 )
