@@ -41,6 +41,7 @@ LEARN_EVERY = 64  # visits
 SEEN_MAX = 4096  # of one class: then all counts are halved, so that old days weigh less
 GUESS = 8  # visits that a guess weighs beside those of all classes, or a factor beside those of its classes
 GUESSED_CHANCE = ONE // 20  # that a path is taken up in one of the buckets, before anything was learned
+TAILS = 2  # continuations that the guess weighs that tails are found: they are what clients were sent
 CHANCE_MAX = ONE - ONE // 20
 PRIOR = 16  # visits that the chance of all classes weighs beside those of one class
 ROUNDS = 3  # of fitting the factors of turns and of additions to one another
@@ -98,7 +99,7 @@ class Visits:
         self._waiting: tuple[deque[Visit], ...] = tuple(deque() for _ in range(BUCKETS))  # by the bucket of their age
         self._seen = [[0] * BUCKETS for _ in range(CLASSES)]  # visits not continued before they came to a bucket
         self._hit = [[0] * BUCKETS for _ in range(CLASSES)]  # visits continued in it
-        self._tails = [GUESS, GUESS]  # continuations that found the tail of what they continued, and all of them
+        self._tails = [TAILS, TAILS]  # continuations that found the tail of what they continued, and all of them
         self._lines = 0
         self._since = 0  # visits since the tables were made
         self._tail_share = ONE
