@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 MARK_TOKENS = 512
 GHOST_TOKENS = 64  # tokens before a mark that a path is known by once it was evicted
 GHOSTS_MAX = 65_536
-TURNS = 4  # turns told apart: the first to the third, and all later ones
-ADDED_TOKENS = (2048, 8192)  # borders between what requests added
+TURNS = 6  # turns told apart: the first to the fifth, and all later ones
+ADDED_TOKENS = (1024, 3072, 8192)  # borders between what requests added
 CLASSES = TURNS * (len(ADDED_TOKENS) + 1)
 EDGES_MS = tuple(s * 1000 for s in (0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096))
 BUCKETS = len(EDGES_MS)
