@@ -151,7 +151,8 @@ def test_a_row_below_is_named() -> None:
 
 LOADS = {name: load_of(name, rows=8 if name == "growing" else 16, slack=2, seed=3) for name in SHAPES}
 SLICE = [
-    *(("mixed", family, (0.8, 1.2, 2.0)) for family in FAMILIES),
+    ("mixed", "full", (0.8, 1.2, 2.0)),
+    ("mixed", "full+window+state", (0.8, 1.2, 2.0)),
     ("growing", "full+window", (1.2, 1.6)),
     ("shared", "full+window+state", (1.2, 2.0)),
 ]
@@ -188,6 +189,15 @@ def test_over_commitment_pays_where_memory_is_short(points: list[Point]) -> None
             beside = next(p for p in points if p[:4] == (one.load, one.family, "full", 2.0))
             assert one.running_mean > beside.running_mean
             assert one.tokens_per_s > beside.tokens_per_s
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_prefixes_are_found_where_there_is_room(family: str) -> None:
+    """In an arena twice as large as what runs, every request but the first of each group finds the shared prefix."""
+    shape, load = SHAPES["shared"], LOADS["shared"]
+    possible = 100 * shape.shared * (len(load.prompts) - shape.groups) / int(load.prompts.sum())
+    one = run_point(family, "estimate", 0.5, load, Times())
+    assert 0.98 * possible <= one.cached_percent <= possible + 0.001
 
 
 def test_the_arena_is_the_working_set_over_the_point() -> None:

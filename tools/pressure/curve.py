@@ -81,7 +81,11 @@ class Load(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One family at one oversubscription with one kind of reservation; times are simulated, tokens those delivered."""
+    """One family at one oversubscription with one kind of reservation; times are simulated, tokens those delivered.
+
+    `tpot_ms` is the time per output token of a request after its first. `recomputed_tokens` were computed before and
+    lost by a retraction; their percentage is of all positions computed, prompts and outputs together.
+    """
 
     load: str
     family: str
@@ -206,7 +210,7 @@ def _point(load: Load, family: str, reserve: str, oversubscription: float, engin
         retractions_per_request=round(sum(retractions) / len(sent), 4),
         retractions_most=max(retractions),
         recomputed_tokens=recomputed,
-        recomputed_percent=round(100 * recomputed / engine.prompt_tokens, 3),
+        recomputed_percent=round(100 * recomputed / (engine.prompt_tokens + engine.output_tokens), 3),
         cached_percent=round(100 * cached / int(load.prompts.sum()), 3),
         parks=gauges["parks_total"],
         tpot_ms_p50=round(float(np.percentile(each_ms, 50)), 4),
