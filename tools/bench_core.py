@@ -28,6 +28,7 @@ from allocator.columns import i32, pack_i64
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from daemon.core.inputs import Arrived, EpochBegan, Reported, Ticked
 from daemon.core.limits import CoreConfig
+from daemon.core.order import POLICIES
 from daemon.core.scheduler import SchedulerCore
 from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
 from journal.opening import open_journal
@@ -46,9 +47,18 @@ class BenchWorld:
     """A core full of decoding requests, fed as an engine feeds it; `running` requests, `steps` output tokens each.
 
     `bands` as of `bands_of`; the arena holds all of every band that anybody could take, so that nothing is evicted.
+    `waiting` more wait for a row under `policy`, of fifty namespaces and seven priorities.
     """
 
-    def __init__(self, running: int, steps: int, journal: JournalWriter, bands: list[BandGeometry]) -> None:
+    def __init__(
+        self,
+        running: int,
+        steps: int,
+        journal: JournalWriter,
+        bands: list[BandGeometry],
+        waiting: int = 0,
+        policy: str = "priority",
+    ) -> None:
         output = steps + 64
         pages = running * (-(-(PROMPT_TOKENS + PAGE_SIZE + output) // PAGE_SIZE) + 1)
         slots = running * (3 + output // 256)
@@ -57,7 +67,8 @@ class BenchWorld:
         config = CoreConfig(
             page_size=PAGE_SIZE,
             max_running_requests=running,
-            max_queued_requests=running,
+            max_queued_requests=running + waiting,
+            schedule_policy=policy,
             max_batched_tokens=max(8192, 2 * running),
             chunked_prefill_size=8192,
             reserve="full",
@@ -78,6 +89,15 @@ class BenchWorld:
             self.tick()
             if len(self.in_flight) == 2 and self.core.gauges()["running"] < running:
                 self.core.feed(self.next_report())
+        for k in range(waiting):
+            self._wait(k, policy)
+
+    def _wait(self, k: int, policy: str) -> None:
+        """One more request arrives while every row is taken."""
+        prompt = pack_i64(self.random.integers(0, VOCAB, PROMPT_TOKENS))
+        fields: dict[str, Any] = {"namespace": f"salt:{k % 50}", "deadline_ms": 10**8 + 17 * k % 1000}
+        fields |= {} if policy == "fcfs" else {"priority": k % 7}
+        self.core.feed(Arrived(self.now_ns, "bench", Generate(f"w{k}", prompt, Sampling(), max_tokens=8, **fields), k))
 
     def tick(self) -> None:
         """One iteration outside the measurement."""
@@ -131,10 +151,12 @@ def bands_of(text: str) -> list[BandGeometry]:
     return [*bands, BandGeometry("full", "full", UNIT_BYTES)]
 
 
-def measure(running: int, steps: int, directory: Path, bands: str = "full") -> dict[str, Any]:
+def measure(
+    running: int, steps: int, directory: Path, bands: str = "full", waiting: int = 0, policy: str = "priority"
+) -> dict[str, Any]:
     """The row of one concurrency: milliseconds of core per iteration, microseconds of journal."""
     journal, _ = open_journal(DiskStorage(directory), JournalSettings(policy="os"), bytes(16))
-    world = BenchWorld(running, steps, journal, bands_of(bands))
+    world = BenchWorld(running, steps, journal, bands_of(bands), waiting, policy)
     for _ in range(16):
         world.measure()
     gc.collect()
@@ -145,6 +167,7 @@ def measure(running: int, steps: int, directory: Path, bands: str = "full") -> d
     return {
         "bands": bands,
         "running": running,
+        **({"waiting": waiting, "policy": policy} if waiting else {}),
         "steps": steps,
         "step_ms_p50": round(float(np.percentile(core_ns, 50)) / 1e6, 4),
         "step_ms_p99": round(float(np.percentile(core_ns, 99)) / 1e6, 4),
@@ -159,6 +182,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--running", default="1,64,256,1024", help="running requests, comma-separated")
     parser.add_argument("--steps", type=int, default=1000, help="measured iterations each")
     parser.add_argument("--bands", default="full", help="bands of the model: full, and with it window:TOKENS and state")
+    parser.add_argument("--waiting", type=int, default=0, help="requests that wait for a row meanwhile")
+    parser.add_argument("--policy", default="priority", choices=sorted(POLICIES), help="the order in which they wait")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(argv)
     try:
@@ -170,10 +195,13 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--running {options.running!r}: whole numbers above 0, comma-separated")
     if options.steps < 1:
         parser.error(f"--steps {options.steps} must be at least 1")
+    if options.waiting < 0:
+        parser.error(f"--waiting {options.waiting} must be at least 0")
     rows = []
     for running in map(int, counts):
         with tempfile.TemporaryDirectory(prefix="bandmaster-bench-") as directory:
-            rows.append(measure(running, options.steps, Path(directory), options.bands))
+            world = (options.bands, options.waiting, options.policy)
+            rows.append(measure(running, options.steps, Path(directory), *world))
     if options.json:
         print(json.dumps({"rows": rows}))
         return 0

@@ -20,7 +20,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     max_batched_tokens: int = 2048  # token budget of one step, decode and prefill together
     chunked_prefill_size: int = 512  # most prompt tokens of one request in one step
     max_model_len: int = 0  # 0: the model's own
-    schedule_policy: str = "priority"  # or "fcfs", which refuses requests that have a priority
+    schedule_policy: str = "priority"  # or fcfs (which refuses a priority), lpm, deadline, fair
     overlap: bool = True  # launch step N+1 before step N is processed
     reserve: str = "estimate"  # or "full": admit only what fits with every running request at its longest
     retracts_max: int = 8  # a request retracted this often is not chosen again
@@ -41,7 +41,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     priority_preemption: bool = False  # a waiting request may retract running ones of lower priority
     fair_quantum_tokens: int = 4096  # what a namespace may take in its turn under the policy "fair"
     overtaken_max: int = 4096  # a waiting request is overtaken by at most so many later ones, whatever the policy
-    deadline_check: bool = True  # refuse a request at once whose deadline cannot be met
+    deadline_check: bool = True  # refuse a request at once, end a waiting one, whose deadline cannot be met
 
 
 def state_cache_problem(config: CoreConfig) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.core.order import POLICIES
 from journal.reader import read_records
 from journal.records import Kind
 from journal.storage import DiskStorage
@@ -21,6 +22,15 @@ def test_bench_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
     for row in rows:
         assert 0 < row["step_ms_p50"] <= row["step_ms_p99"]
         assert row["journal_us_p50"] > 0
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_bench_measures_a_long_queue_under_every_policy(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The requests that wait are there in every measured step, and none of them starts."""
+    assert main(["--running", "2", "--steps", "10", "--waiting", "60", "--policy", policy, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["waiting"], row["policy"]) == (60, policy)
+    assert row["step_ms_p50"] > 0
 
 
 def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
