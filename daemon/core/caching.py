@@ -25,6 +25,7 @@ from daemon.core.requests import Request
 from daemon.core.rows import NO_FLOOR
 from daemon.core.state import CoreState
 from daemon.core.tree_nodes import Lock, Match, Node, Reader
+from daemon.core.visits import mark_of
 
 
 class Hit(NamedTuple):
@@ -145,6 +146,27 @@ def give(core: CoreState, request: Request, end: int) -> None:
         core.changed.setdefault(row, []).extend(changed.tolist())
     rows.shared[row] = lock.pages
     memory.keep_quota(request.group.namespace)
+
+
+def give_marked(core: CoreState) -> None:
+    """Before windows retire: pages up to a prompt's mark go to the cache when the chunk over the mark was launched.
+
+    A later prompt often goes on from the mark, and until the chunk's report the row would give back the window before
+    it. The tokens are the prompt's own, and whoever reads the pages is ordered behind the forward that writes them.
+    With states a chunk ends there, and the window waits for the state.
+    """
+    memory, rows = core.memory, core.rows
+    assert memory is not None, "only an epoch has rows"
+    if memory.cache is None or memory.state >= 0 or not memory.windows:
+        return
+    for flight in core.flights:
+        for row, generation, end in flight.chunks:
+            request = rows.owners[row]
+            if request is None or rows.generation[row] != generation:
+                continue
+            mark = mark_of(request.prompt_tokens)
+            if request.processed_tokens < mark <= end:
+                give(core, request, mark)
 
 
 def learn(core: CoreState, request: Request) -> None:

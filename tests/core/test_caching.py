@@ -15,7 +15,7 @@ from daemon.core import caching, inputs, pressure
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
 from tests.core.rank_double import Shape
-from tests.core.world import World
+from tests.core.world import World, facts
 
 STATE = Shape(state=True)
 WINDOW = Shape(windows=(9,))
@@ -181,6 +181,26 @@ def test_equal_prompts_computed_at_once_end_up_as_one() -> None:
             one.send(f"r{number}", prompt, 12)
         one.run()
         assert tree_of(one).held()[-1] <= 13 + 4 * 4, "41 shared tokens, and four different outputs"
+        one.check_rest()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("chunk", [100, 300, 5000])
+@pytest.mark.parametrize("windows", [(65,), (200, 65)])
+def test_a_prompt_that_leaves_another_at_its_mark_finds_all_before_it(
+    windows: tuple[int, ...], chunk: int, overlap: bool
+) -> None:
+    """Windows of a chunk move on before it is reported; the one before the last multiple of 512 tokens is cached."""
+    config = CoreConfig(
+        page_size=4, max_running_requests=6, max_batched_tokens=5000, chunked_prefill_size=chunk, overlap=overlap
+    )
+    for length in (513, 700, 1000, 1024, 1500):
+        one = World(config, 1200, facts(97, 2000), shape=Shape(windows=windows))
+        mark = (length - 1) // 512 * 512
+        turn(one, "first", prompt_of(72, length), 90)
+        found = turn(one, "next", [*prompt_of(72, length)[:mark], *prompt_of(73, 50)], 3)
+        assert found.numbers["cached_tokens"] == mark
+        assert one.output("next") == one.expected("next")[0]
         one.check_rest()
 
 

@@ -40,6 +40,7 @@ CHATS = (
     Chat("long answers", 6, 8, 400, 300, 300, 900),
     Chat("a document", 4, 6, 400, 8_000, 200, 350),
     Chat("tool results", 4, 8, 2_000, 1_000, 2_500, 300),
+    Chat("as traced", 4, 5, 512, 9_500, 3_200, 350),  # means of the published conversation trace
 )
 
 
