@@ -19,7 +19,7 @@ from daemon.config import load, recorded, unknown_variables
 from daemon.endpoints import front_server
 from daemon.exits import DaemonError, Exit
 from daemon.logs import open_log
-from daemon.processes import die_with_parent, hold_signals, ignore_signals
+from daemon.processes import collect_seldom, die_with_parent, hold_signals, ignore_signals
 from daemon.run_dir import RunDir, default_path
 from daemon.settings_table import Settings
 from ipc.errors import EndpointError
@@ -45,6 +45,7 @@ def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any) -> Exit:
         log.warning("JournalRepaired", note=note)
     log.info("JournalOpened", sequence=recovered.last_sequence, lives=recovered.lives, clean=recovered.clean)
     hold_signals()
+    collect_seldom()
     try:
         return trio.run(Daemon(settings, run_dir, front, writer, clock, log).run, recovered)
     finally:
