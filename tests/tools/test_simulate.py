@@ -130,6 +130,32 @@ def test_what_never_fits_is_refused_and_counted(tmp_path: Path, capsys: pytest.C
     assert run["hit_rate"] == run["cached_tokens"] / (512 * 302)
 
 
+def test_what_a_line_says_of_a_request_reaches_the_core(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Namespaces, do-not-store, deadlines and priorities of the trace, under settings of `serve`."""
+    row = {"input_length": 1024, "output_length": 40, "hash_ids": [1, 2]}
+    rows: list[dict[str, Any]] = [
+        row | {"store": False},
+        row,  # finds nothing: the first was not stored
+        row | {"namespace": "salt:x"},
+        row | {"deadline_ms": 1},
+        row,
+    ]
+    rows = [line | {"timestamp": APART_MS * at} for at, line in enumerate(rows)]
+    rows += [row | {"timestamp": APART_MS * 9, "hash_ids": [9, k], "priority": k % 3, "id": f"p{k}"} for k in range(9)]
+    file = write(tmp_path / "t", rows)
+    out = tmp_path / "rows"
+    arguments = (*FULL, "--arena-bytes", "1MiB", "--policy", "lru", "--per-request", out, "--no-deadline-check")
+    simulate(capsys, file, *arguments, "--max-running-requests", 1, "--no-bound")
+    told = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one["cached_tokens"] for one in told[:5]] == [0, 0, 0, 960, 960]
+    assert [one["outcome"] for one in told[:5]] == ["length", "length", "length", "deadline", "length"]
+    served = sorted(told[5:], key=lambda one: one["queued_ms"])
+    assert [int(one["id"][1:]) % 3 for one in served[1:]] == [2, 2, 2, 1, 1, 1, 0, 0]
+    document = simulate(capsys, file, *arguments, "--schedule-policy", "fcfs")
+    assert document["runs"][0]["refusals"] == {"bad_parameter": 6}
+    assert document["settings"]["deadline_check"] is False
+
+
 def test_jobs_change_nothing_but_time(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two processes find what one finds, figure for figure; so does a second time."""
     arguments = (trace, *FAMILIES["state"], "--arena-fraction", "20%", "--policy", "lru,value")

@@ -27,9 +27,9 @@ from tools.simulate.paths import Reuse
 Floats = NDArray[np.float64]
 Indexes = NDArray[np.int64]
 
-SEGMENTS = 64
+SEGMENTS = 1024
 SEARCH_STEPS = 24
-DESCENT_STEPS = 60
+DESCENT_STEPS = 120
 STALE_STEPS = 5  # steps without a better sum, after which the aim comes nearer
 AIM_FIRST = 0.02  # how far below the best sum a step aims, as a part of it
 

@@ -29,7 +29,7 @@ from tools.simulate.plot import svg
 from tools.simulate.run import Run
 from tools.simulate.scene import OWN_DEFAULTS, SETTINGS, Scene, make_scene
 from tools.simulate.show import show
-from tools.simulate.trace import BLOCK_TOKENS
+from tools.simulate.traffic import BLOCK_TOKENS
 from tools.simulate.workers import run_all
 
 USAGE, FAILED = 2, 1

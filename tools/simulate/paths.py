@@ -19,7 +19,7 @@ from allocator.capacity import Demand
 from allocator.columns import Int32s, Int64s
 from allocator.demand import stored_tokens
 from allocator.geometry import BandGeometry
-from tools.simulate.trace import Line, Trace
+from tools.simulate.traffic import Line, Trace
 
 NEVER = -1
 GROW = 1 << 16

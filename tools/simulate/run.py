@@ -7,6 +7,7 @@ defect of the core, so that the other runs of a command are not lost.
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from daemon.core.limits import CoreConfig
 from ipc.messages import Generate, ModelFacts, Step
 from tools.simulate.engine import GREEDY, NS_PER_S, Engine, Sent, Times
 from tools.simulate.timeline import Timeline
-from tools.simulate.trace import Line, Trace
+from tools.simulate.traffic import Line, Trace
 
 PERCENTILES = (50, 90, 99, 100)
 TELL_EACH_S = 0.1
@@ -82,6 +83,8 @@ def simulate(trace: Trace, job: Job, tell: Tell) -> Run:
 
     engine.on_step = on_step
     run = Run(job.arena, job.policy)
+    gc.collect()
+    gc.freeze()  # the trace is no garbage of the core's: what is timed is a collector that sees the core alone
     try:
         for index, line in enumerate(trace.lines):
             engine.advance(max(engine.now_ns, int(line.at_ns / job.speed)))
@@ -91,6 +94,7 @@ def simulate(trace: Trace, job: Job, tell: Tell) -> Run:
     except Exception as error:  # whatever the core raises is this run's result, and the others go on
         where = traceback.extract_tb(error.__traceback__)[-1]
         run.error = f"{type(error).__name__} at {where.name}: {error}"
+    gc.unfreeze()
     tell(engine.answered)
     run.live, run.idle = timeline.filled()
     run.bucket_ns = timeline.width_ns

@@ -22,13 +22,17 @@ from tools.simulate.engine import Times, chain_start_bytes, one_stage
 from tools.simulate.errors import SimulateError
 from tools.simulate.run import Job, with_policy
 from tools.simulate.shape import Shape, shape_of_bands, shape_of_model
-from tools.simulate.trace import LENGTH_MAX, Trace, read_trace
+from tools.simulate.traffic import LENGTH_MAX, Trace, read_trace
 
 SETTINGS = (
     "page-size",
     "checkpoint-interval",
     "state-cache",
     "enable-prefix-caching",
+    "checkpoint-mark-tokens",
+    "cache-quota",
+    "cache-quotas",
+    "pinned-max",
     "dtype",
     "max-model-len",
     "max-running-requests",
@@ -36,6 +40,10 @@ SETTINGS = (
     "max-num-batched-tokens",
     "chunked-prefill-size",
     "schedule-policy",
+    "overtaken-max",
+    "fair-quantum-tokens",
+    "enable-priority-preemption",
+    "deadline-check",
     "reserve",
     "disable-overlap",
     "invariants",
@@ -49,8 +57,8 @@ OWN_DEFAULTS = {
     "max-running-requests": "256",
     "max-queued-requests": "1000000",
 }
-EVICTIONS = ("value", "lru", "lfu", "fifo", "priority")
-CHECKPOINTS = ("likely", "grid")
+EVICTIONS = BY_KEY["eviction-policy"].choices
+CHECKPOINTS = BY_KEY["checkpoint-policy"].choices
 FRACTION_MAX = 100.0
 NS_PER_US_MAX = 10**9
 SPEED_MAX = 10**6

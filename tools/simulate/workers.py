@@ -16,7 +16,7 @@ from typing import Any
 
 from tools.simulate.errors import SimulateError
 from tools.simulate.run import Job, Run, simulate
-from tools.simulate.trace import Trace
+from tools.simulate.traffic import Trace
 
 PR_SET_PDEATHSIG = 1
 

@@ -14,7 +14,7 @@ from allocator.geometry import BandGeometry
 from tests.tools.simulate_world import as_tokens, conversations, trace_of, write
 from tools.simulate.errors import SimulateError
 from tools.simulate.paths import everything, find_reuse
-from tools.simulate.trace import read_trace
+from tools.simulate.traffic import read_trace
 
 GOOD = {"timestamp": 5, "input_length": 700, "output_length": 3, "hash_ids": [7, 8]}
 
