@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tools.simulate.trace import Trace, read_trace
+from tools.simulate.traffic import Trace, read_trace
 
 
 def conversations(seed: int, requests: int, gap_ms: int, block: int = 512, talks: int = 6) -> list[dict[str, Any]]:
