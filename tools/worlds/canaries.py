@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from daemon.core import admission, arrival, caching, endings, preempt, pressure, processing, scheduler
+from daemon.core import admission, arrival, caching, deadlines, endings, preempt, pressure, processing, scheduler
 from daemon.core.memory import Memory
 from daemon.core.order import WaitingQueue
 from daemon.core.outputs import TokenColumns
@@ -66,7 +66,7 @@ def drains_take_new_requests(patch: Patch) -> None:
 
 def deadlines_pass_unseen(patch: Patch) -> None:
     """Nobody looks at the time."""
-    patch.set(SchedulerCore, "_expire", lambda self, now_ns, out: None)
+    patch.set(deadlines, "expire", lambda core, now_ns, out: None)
 
 
 class OneNamespace(Group):
@@ -74,7 +74,8 @@ class OneNamespace(Group):
 
     __slots__ = ()
 
-    def __post_init__(self) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.namespace = ""
 
 
@@ -88,7 +89,8 @@ class StoresAll(Group):
 
     __slots__ = ()
 
-    def __post_init__(self) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.store = True
 
 
@@ -223,11 +225,11 @@ def promises_are_kept_for_the_dead(patch: Patch) -> None:
     """What was promised to a request stays promised when it is gone."""
     release = patch.set(CoreState, "release_row", None)
 
-    def forgetful(self: CoreState, request: Any) -> int:
+    def forgetful(self: CoreState, request: Any) -> Any:
         promised = self.steady
-        pages = release(self, request)
+        freed = release(self, request)
         self.steady = promised
-        return int(pages)
+        return freed
 
     patch.set(CoreState, "release_row", forgetful)
 

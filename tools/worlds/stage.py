@@ -279,7 +279,7 @@ def _fields(words: list[str]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    return {"on": "true", "off": "false"}.get(text, text)
+    return {"on": "true", "off": "false"}.get(text, re.sub(r"(?<=\d)_(?=\d)", "", text))
 
 
 def _table(text: str) -> dict[str, int]:
