@@ -23,6 +23,7 @@ from allocator.demand import Purpose, RequestSizes, request_demand
 from allocator.geometry import StageGeometry
 from allocator.ops import Rebind
 from allocator.plan import UNIT_ALIGN_BYTES
+from daemon.core.eviction import EVICTION_POLICIES
 from daemon.core.limits import CoreConfig
 from daemon.rank.modeled import ModeledRunner
 from ipc.messages import RankSettings
@@ -57,6 +58,8 @@ class Ask(msgspec.Struct):
     suffix: list[int]
     max_tokens: int
     namespace: str = ""
+    store: bool = True
+    pin_ms: int = 0
 
 
 class Schedule(msgspec.Struct):
@@ -80,6 +83,9 @@ class Schedule(msgspec.Struct):
     eos_ppm: int
     asks: list[Ask]
     actions: list[tuple[str, int]]
+    checkpoint_policy: str = "likely"
+    mark_tokens: int = 0
+    eviction_policy: str = "value"
 
     @property
     def toy(self) -> Toy:
@@ -106,6 +112,10 @@ def draw(seed: int) -> Schedule:
     state_cache = "no_buffer" if state and page_size == 1 and rng.random() < 0.4 else "extra_buffer"
     longest = 12 if pressed else rng.choice([30, 90]) if page_size < 64 else 260
     asks = list(_asks(rng, longest, [50, 100, 140] if pressed else [1, 2, 9, 30]))
+    kept = random.Random(f"kept {seed}")  # drawn apart, so that older numbers stay what they were
+    for ask in asks:
+        ask.store = kept.random() < 0.85
+        ask.pin_ms = kept.choice([0, 0, 0, 5, 50]) if ask.store else 0
     return Schedule(
         seed=seed,
         shape=shape,
@@ -125,6 +135,9 @@ def draw(seed: int) -> Schedule:
         eos_ppm=rng.choice([0, 0, 30_000, 150_000]),
         asks=asks,
         actions=_actions(rng, len(asks), [0, 0, 6] if pressed else [0, 3, 12, 40]),
+        checkpoint_policy=kept.choice(["likely", "likely", "grid"]),
+        mark_tokens=kept.choice([0, 10, 40, 4096]),
+        eviction_policy=kept.choice(EVICTION_POLICIES),
     )
 
 
@@ -200,7 +213,14 @@ class _Run:
         prefix = [*parent.prompt, *parent.tokens][: ask.cut] if parent is not None else []
         prompt = [*prefix, *ask.suffix] or [32]
         stop_ids = pack_i64([self.schedule.toy.eos_id])
-        self.sent[number] = self.engine.submit(prompt, ask.max_tokens, ask.namespace, stop_ids=stop_ids)
+        self.sent[number] = self.engine.submit(
+            prompt,
+            ask.max_tokens,
+            ask.namespace,
+            stop_ids=stop_ids,
+            store=ask.store,
+            pin_ms=ask.pin_ms if self.schedule.caching else 0,
+        )
 
     def tick(self, _: int) -> None:
         """One iteration, wanted or not."""
@@ -280,7 +300,7 @@ class _Run:
         for name, units in engine.copied().items():
             happened[f"copies {name.partition(':')[0]}"] += units
         for name, value in engine.core.gauges().items():
-            if name.startswith(("evicted_units", "checkpoints_")):
+            if name.startswith(("evicted_units", "checkpoints_", "states_", "pins_")):
                 happened[_plain(name)] += value
         happened["rebinds"] += sum(isinstance(op, Rebind) for step in engine.steps for op in step.ops)
         for sent in self.sent.values():
@@ -313,6 +333,9 @@ def engine_of(schedule: Schedule) -> InProcess:
         enable_prefix_caching=schedule.caching,
         checkpoint_interval=schedule.interval,
         state_cache=schedule.state_cache,
+        checkpoint_policy=schedule.checkpoint_policy,
+        checkpoint_mark_tokens=schedule.mark_tokens,
+        eviction_policy=schedule.eviction_policy,
     )
     grid = schedule.interval if schedule.caching and schedule.state_cache == "extra_buffer" else 0
     settings = RankSettings(
