@@ -15,6 +15,8 @@ Where windows are what lacks, a smaller chunk may fit: the request starts with o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from daemon.core import caching, checkpoints, passes
 from daemon.core.budget import PrefillBudget, Refusal, open_budget
 from daemon.core.endings import end
@@ -51,10 +53,10 @@ def _pass(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, o
         if closed is not None:
             passes.skip(core, request, *closed, now_ns, out)
             return True
-        sibling = _sibling(core, request, plan)
-        if sibling and siblings < SIBLINGS_MAX:
+        other = sibling(core, request, plan.chunks)
+        if other and siblings < SIBLINGS_MAX:
             siblings += 1
-            passes.skip(core, request, "sibling", {"request": sibling}, now_ns, out)
+            passes.skip(core, request, "sibling", {"sibling": other}, now_ns, out)
             continue
         looked += 1
         if looked > LOOKAHEAD:
@@ -139,8 +141,11 @@ def _closed(core: CoreState, plan: StepPlan) -> tuple[str, dict[str, int]] | Non
     return None
 
 
-def _sibling(core: CoreState, request: Request, plan: StepPlan) -> int:
-    """Another choice of this request that computes whole pages of the prompt which this one can share later, or 0."""
+def sibling(core: CoreState, request: Request, planned: Sequence[Chunk]) -> int:
+    """Another choice of this request that computes whole pages of the prompt which this one can share later, or 0.
+
+    `planned` are chunks that the step being formed has so far.
+    """
     group, memory = request.group, core.memory
     assert memory is not None, "only an epoch admits"
     owed = group.sampling.prompt_logprobs >= 0 and request.prompt_logprobs_next < request.prompt_tokens
@@ -148,7 +153,7 @@ def _sibling(core: CoreState, request: Request, plan: StepPlan) -> int:
         return 0
     grid = memory.checkpoint_interval or memory.page_size
     shared = (request.prompt_tokens - 1) // grid * grid
-    for chunk in plan.chunks:
+    for chunk in planned:
         if chunk.request.group is group and chunk.start < shared:
             return chunk.request.number
     first = group.accepted.first_request

@@ -2,8 +2,8 @@
 
 Owns the choice of victims. Must never take anybody before admission's own question was answered with yes for the arena
 without them, and never for a request whose priority is not above theirs. Off unless `priority_preemption`. Invariants:
-one request at a time is helped, the first candidate of the pass; no victim is taken that is not needed; a request that
-was retracted `retracts_max` times is protected from this too, so a request is preempted a bounded number of times.
+one request at a time is helped, the first candidate of the pass that waits for no other choice of its own; no victim is
+taken that is not needed; who was retracted `retracts_max` times is protected from this too, so that it ends.
 
     rows and memory, as admission would find them -> enough?        nothing happens
         without everybody of lower priority -> not enough?          nothing happens
@@ -14,6 +14,7 @@ It runs before a step is planned, and reckons with what the rows and the residen
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +38,10 @@ def preempt(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
     """
     if not len(core.queue) or core.throttled_steps:
         return None
-    request = core.queue.head()
+    candidates = itertools.islice(core.queue.walk(), admission.LOOKAHEAD)
+    request = next((one for one in candidates if not admission.sibling(core, one, ())), None)
+    if request is None:
+        return None
     lower = [one for one in core.rows.owners if one is not None and _below(core, one, request)]
     if not lower or starts(core, request, []) or not starts(core, request, lower):
         return None

@@ -52,7 +52,7 @@ def test_choices_of_one_prompt_compute_it_once(shape: Shape) -> None:
     one.run()
     waits = [decision for decision in one.verdicts("waits") if decision.reason == "sibling"]
     assert {decision.request for decision in waits} == {2, 3, 4}
-    assert all(decision.numbers == {"request": 1} for decision in waits)
+    assert all(decision.numbers == {"sibling": 1} for decision in waits)
     cached = {decision.request: decision.numbers["cached_tokens"] for decision in one.verdicts("admitted")}
     assert cached[1] == 0
     assert {cached[number] for number in (2, 3, 4)} == {32 if shape is STATE else 36}

@@ -31,8 +31,10 @@ from ipc.messages import (
 )
 from tools.worlds.rank_double import FULL_ONLY, RankDouble, Shape, geometry, next_token
 
+NAMES_OF_LOG_LINES = {"request", "reason", "by", "event"}
 NEUTRAL = Sampling(temperature=0.0)
 START_NS = 1_000_000_000
+STEP_NS = 1_000_000
 
 
 def facts(vocab_size: int = 97, max_model_len: int = 512) -> ModelFacts:
@@ -95,6 +97,7 @@ class World:
         self.log = bytearray()  # canonical bytes of every step and decision
         self.processed = 0
         self.steps: list[Step] = []
+        self.launched_ns: dict[int, int] = {}  # by seq, of the steps whose report waits
         self.wants_tick = False
         self.due_ns: int | None = None
         self.rank: RankDouble | None = None
@@ -110,6 +113,7 @@ class World:
         arena = geometry(self.pages, self.config.page_size, self.shape)
         self.rank = RankDouble(arena, self.config, self.facts, self.epoch)
         self.processed = 0
+        self.launched_ns.clear()
         self.feed(inputs.EpochBegan(self.now_ns, self.epoch, arena, self.facts))
 
     def feed(self, item: inputs.Input) -> Outputs:
@@ -121,12 +125,14 @@ class World:
         for decision in out.decisions:
             self.log += msgspec.msgpack.encode(decision)
             self.decisions.append(decision)
+            assert not NAMES_OF_LOG_LINES & decision.numbers.keys(), "a log line says these names already"
         self._take_tokens(out)
         for reply in out.replies:
             self._take_reply(self.core.frontends[reply.frontend], reply.message)
         if out.step is not None:
             self.log += msgspec.msgpack.encode(out.step)
             self.steps.append(out.step)
+            self.launched_ns[out.step.seq] = self.now_ns
             assert self.rank is not None
             self.rank.apply(out.step, self.processed)
         self.numbers = self.core.gauges()
@@ -200,13 +206,15 @@ class World:
 
     def tick(self) -> Outputs:
         """One iteration, a millisecond later."""
-        self.now_ns += 1_000_000
+        self.now_ns += STEP_NS
         return self.feed(inputs.Ticked(self.now_ns))
 
     def report(self) -> Outputs:
-        """Feed the oldest report that waits."""
+        """Feed the oldest report that waits; a step takes a millisecond at least."""
         assert self.rank is not None
-        item = msgspec.structs.replace(self.rank.reports.popleft(), now_ns=self.now_ns)
+        report = self.rank.reports.popleft()
+        self.now_ns = max(self.now_ns, self.launched_ns.pop(report.seq) + STEP_NS)
+        item = msgspec.structs.replace(report, now_ns=self.now_ns)
         if item.seq in self.rank.launched:
             self.processed = item.seq
         return self.feed(item)
