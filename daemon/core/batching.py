@@ -62,7 +62,7 @@ def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     assert core.memory is not None, "only an epoch schedules"
     passes.begin(core)
     checkpoints.keep(core)
-    caching.give_marked(core)
+    caching.give_launched(core)
     retire(core)
     with core.memory.deciding():
         first = preempt(core, now_ns, out) if core.config.priority_preemption else None

@@ -148,25 +148,28 @@ def give(core: CoreState, request: Request, end: int) -> None:
     memory.keep_quota(request.group.namespace)
 
 
-def give_marked(core: CoreState) -> None:
-    """Before windows retire: pages up to a prompt's mark go to the cache when the chunk over the mark was launched.
+def give_launched(core: CoreState) -> None:
+    """Before windows retire and anybody is admitted: pages that launched chunks of prompts write go to the cache early.
 
-    A later prompt often goes on from the mark, and until the chunk's report the row would give back the window before
-    it. The tokens are the prompt's own, and whoever reads the pages is ordered behind the forward that writes them.
-    With states a chunk ends there, and the window waits for the state.
+    With states all of them: nobody starts there before a state is given, and that waits for the report; but whoever
+    comes next learns where it parts from a prompt that is being computed. With windows alone those up to the prompt's
+    mark: a later prompt often goes on from there, and until the report the row would give back the window before it.
+    The tokens are the prompt's own, and whoever reads the pages is ordered behind the forward that writes them.
     """
     memory, rows = core.memory, core.rows
     assert memory is not None, "only an epoch has rows"
-    if memory.cache is None or memory.state >= 0 or not memory.windows:
+    if memory.cache is None or not (memory.checkpoint_interval or (memory.windows and memory.state < 0)):
         return
     for flight in core.flights:
         for row, generation, end in flight.chunks:
             request = rows.owners[row]
-            if request is None or rows.generation[row] != generation:
+            if request is None or rows.generation[row] != generation or request.processed_tokens >= end:
                 continue
-            mark = mark_of(request.prompt_tokens)
-            if request.processed_tokens < mark <= end:
-                give(core, request, mark)
+            if memory.checkpoint_interval:
+                give(core, request, end)
+                learn(core, request)
+            elif mark_of(request.prompt_tokens) <= end:
+                give(core, request, mark_of(request.prompt_tokens))
 
 
 def learn(core: CoreState, request: Request) -> None:
