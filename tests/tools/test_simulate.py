@@ -145,6 +145,7 @@ def test_what_a_line_says_of_a_request_reaches_the_core(tmp_path: Path, capsys: 
     file = write(tmp_path / "t", rows)
     out = tmp_path / "rows"
     arguments = (*FULL, "--arena-bytes", "1MiB", "--policy", "lru", "--per-request", out, "--no-deadline-check")
+    arguments = (*arguments, "--cache-quotas", "salt:x=0.5")
     simulate(capsys, file, *arguments, "--max-running-requests", 1, "--no-bound")
     told = [json.loads(line) for line in out.read_text().splitlines()]
     assert [one["cached_tokens"] for one in told[:5]] == [0, 0, 0, 960, 960]
@@ -154,6 +155,7 @@ def test_what_a_line_says_of_a_request_reaches_the_core(tmp_path: Path, capsys: 
     document = simulate(capsys, file, *arguments, "--schedule-policy", "fcfs")
     assert document["runs"][0]["refusals"] == {"bad_parameter": 6}
     assert document["settings"]["deadline_check"] is False
+    assert document["settings"]["cache_quotas"] == {"salt:x": 500_000}
 
 
 def test_jobs_change_nothing_but_time(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,8 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--plot", default="", metavar="FILE", help="an SVG of the memory by band over time")
     group.add_argument("--no-bound", action="store_true", default=False, help="leave the offline bound out")
     group.add_argument("--jobs", default="1", metavar="N", help="runs at a time, a process each [1]")
+    group = parser.add_argument_group("settings of `bandmaster serve`")
     for key in SETTINGS:
-        add_setting(parser, key, OWN_DEFAULTS.get(key, ""))
+        add_setting(group, key, OWN_DEFAULTS.get(key, ""))
     return parser
 
 

@@ -65,7 +65,7 @@ def _legend(bands: Sequence[BandGeometry]) -> str:
         y, color = HEAD + LEGEND_LINE * line, color_of(band, bands)
         for x, what, opacity in (
             (LEFT, f"{band.name}: used by requests", "1"),
-            (LEFT + 190, "in the cache only", LIGHT),
+            (LEFT + 212, "in the cache only", LIGHT),
         ):
             mark = f'<rect x="{x}" y="{y - 4}" width="12" height="12" fill="{color}" fill-opacity="{opacity}"/>'
             parts.append(f'{mark}<text x="{x + 18}" y="{y + 6}">{escape(what)}</text>')

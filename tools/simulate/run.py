@@ -21,6 +21,7 @@ from allocator.checks import Checks
 from allocator.columns import Int64s, pack_i64
 from allocator.geometry import Geometry
 from daemon.core.limits import CoreConfig
+from daemon.processes import collect_seldom
 from ipc.messages import Generate, ModelFacts, Step
 from tools.simulate.engine import GREEDY, NS_PER_S, Engine, Sent, Times
 from tools.simulate.timeline import Timeline
@@ -83,8 +84,8 @@ def simulate(trace: Trace, job: Job, tell: Tell) -> Run:
 
     engine.on_step = on_step
     run = Run(job.arena, job.policy)
-    gc.collect()
-    gc.freeze()  # the trace is no garbage of the core's: what is timed is a collector that sees the core alone
+    thresholds = gc.get_threshold()
+    collect_seldom()  # as the daemon does; the trace is none of the core's garbage either
     try:
         for index, line in enumerate(trace.lines):
             engine.advance(max(engine.now_ns, int(line.at_ns / job.speed)))
@@ -94,6 +95,7 @@ def simulate(trace: Trace, job: Job, tell: Tell) -> Run:
     except Exception as error:  # whatever the core raises is this run's result, and the others go on
         where = traceback.extract_tb(error.__traceback__)[-1]
         run.error = f"{type(error).__name__} at {where.name}: {error}"
+    gc.set_threshold(*thresholds)
     gc.unfreeze()
     tell(engine.answered)
     run.live, run.idle = timeline.filled()
