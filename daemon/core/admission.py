@@ -162,7 +162,8 @@ def sibling(core: CoreState, request: Request, planned: Sequence[Chunk]) -> int:
         if other is None or other.row < 0 or other.lock is None or other.lock.hit_pages * memory.page_size >= shared:
             continue
         gift = core.gifts.get(other.row)
-        if other.processed_tokens < shared or (gift is not None and gift.position <= request.prompt_tokens):
+        coming = gift is not None and not gift.refused and gift.position <= request.prompt_tokens
+        if other.processed_tokens < shared or coming:
             return number
     return 0
 

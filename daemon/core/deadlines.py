@@ -87,10 +87,12 @@ def _look(core: CoreState, request: Request, now_ns: int, out: Outputs) -> None:
 
 
 def _look_at(core: CoreState, request: Request, at_ns: int, now_ns: int) -> None:
+    assert request.deadline_ns > 0, "a request without a deadline is never looked at"
     heapq.heappush(core.deadlines, (min(max(at_ns, now_ns + 1), request.deadline_ns), request.number))
 
 
 def _work(request: Request) -> tuple[int, int]:
     """Tokens that a waiting request computes before its next output token, and those that it must still produce."""
+    assert request.row < 0, "only who waits begins with its whole sequence"
     owed = min(max(request.min_output, 1), request.max_output) - request.output_tokens
     return request.sequence_tokens, max(0, owed)

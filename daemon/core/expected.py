@@ -59,6 +59,7 @@ class Expected:
 
     def began(self, namespace: str, output_tokens: int) -> None:
         """A request that may produce so many tokens got a row."""
+        assert output_tokens >= 0, "a request may produce what it has not yet"
         estimate = self._used(namespace)
         estimate.rows += 1
         estimate.weight_tokens += output_tokens

@@ -74,6 +74,7 @@ class FairShare:
     def remove(self, request: Request) -> None:
         """A request waits no longer; a namespace without any has no turn."""
         account = self._accounts[request.group.namespace]
+        assert account.key in self._turns, "a namespace with a request waiting has a turn"
         account.waiting.remove(_key(request))
         if not len(account.waiting):
             self._turns.remove(account.key)
@@ -82,6 +83,7 @@ class FairShare:
 
     def began(self, namespace: str, tokens: int) -> None:
         """A request of the namespace started in its turn and takes so many tokens."""
+        assert tokens >= 0, "what was computed is charged, nothing is given back"
         account = self._accounts.get(namespace)
         if account is not None:
             self._round = max(self._round, account.round)

@@ -249,6 +249,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take a queued request out, wherever it stands: it ends."""
         self._count -= 1
+        assert self._count == len(self._ages) - 1, "a queued request is removed once"
         self._ages.remove((request.number,))
         self._discipline.remove(request)
         self._settle()
@@ -259,6 +260,7 @@ class WaitingQueue:
         self._discipline.began(request.group.namespace, tokens)
         if len(self._ages) and self._ages.first().number < request.number:
             heapq.heappush(self._passed, request.number)
+            assert self._passed[0] > self._ages.first().number, "who is counted came later than the oldest"
 
     def charge(self, namespace: str, tokens: int) -> None:
         """Output tokens of a request that leaves its row."""
@@ -278,7 +280,7 @@ class WaitingQueue:
         return [[request.number for request in self], sorted(self._passed), self._discipline.content()]
 
     def _settle(self) -> None:
-        """Who began before the oldest that waits now came overtook nobody that is left."""
+        """Who came before the oldest that waits now, or is that one come back, overtook nobody that is left."""
         passed = self._passed
-        while passed and (not len(self._ages) or passed[0] < self._ages.first().number):
+        while passed and (not len(self._ages) or passed[0] <= self._ages.first().number):
             heapq.heappop(passed)

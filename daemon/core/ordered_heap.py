@@ -41,6 +41,7 @@ class OrderedHeap(Generic[Item]):
     def remove(self, key: Key) -> Item:
         """Take an item out, wherever it stands; its key must be there."""
         keys, at = self._keys, self._place.pop(key)
+        assert keys[at] == key, "a key stands where its place says"
         item, last = self._items.pop(key), keys.pop()
         if at < len(keys):
             if at and last < keys[(at - 1) >> 1]:

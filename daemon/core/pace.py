@@ -42,6 +42,7 @@ class Pace:
         """
         if self.samples < SAMPLES_MIN:
             return None
+        assert prompt_tokens >= 0 < chunk_tokens, "what is left is computed in chunks"
         chunks = -(-prompt_tokens // chunk_tokens)
         by_token = prompt_tokens * self.token_ps // 1000 if self.token_ps < NONE_YET else 0
         return max(chunks * self.step_ns, by_token) + max(0, output_tokens - 1) * self.step_ns

@@ -46,6 +46,7 @@ def preempt(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
     if not lower or starts(core, request, []) or not starts(core, request, lower):
         return None
     for victim in _needed(core, request, lower):
+        assert victim.priority < request.priority, "nobody gives way to an equal"
         pressure.retract(core, victim, request.number, {"priority": request.priority}, now_ns, out, "priority")
     return request
 

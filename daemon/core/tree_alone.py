@@ -34,12 +34,14 @@ def held_alone(locks: Sequence[Lock], bands: int, owner: int, state: int, window
                     counts[begin] = counts.get(begin, 0) + 1
             node = node.parent
     for serial, count in through.items():
+        assert count <= nodes[serial].locks, "these locks are among those of the node"
         if nodes[serial].locks == count:
             units[owner] += nodes[serial].end - nodes[serial].start
     for serial, count in states.items():
         units[state] += nodes[serial].state_locks == count
     for (serial, band), counts in starts.items():
         node = nodes[serial]
+        assert all(node.starts[band].get(page, 0) >= count for page, count in counts.items()), "and so are their starts"
         others = [page for page, count in node.starts[band].items() if count > counts.get(page, 0)]
         units[band] += min(others, default=node.end) - node.floor[band]
     return tuple(units)
