@@ -229,10 +229,7 @@ def test_O1_overload_is_refused_fast_and_with_a_hint() -> None:
 def test_O5_declared_lengths_are_admitted_without_retraction() -> None:
     """With full reservation nothing is ever retracted or parked, under any random load."""
     for seed in range(20):
-        workload = Workload(seed, pressed=True)
-        config = msgspec.structs.replace(workload.world.config, reserve="full")
-        workload.world = World(config, pages=workload.world.pages, model=facts(97, 128))
-        world = workload.run(120)
+        world = Workload(seed, pressed=True, reserve="full", priority_preemption=False).run(120)
         assert world.core.gauges()["retractions_total"] == world.core.gauges()["parks_total"] == 0
 
 

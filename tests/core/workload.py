@@ -19,7 +19,7 @@ class Workload:
     def __init__(
         self, seed: int, *, pressed: bool = False, family: str = "full", caching: bool = False, **config: Any
     ) -> None:
-        case = draw(seed, pressed=pressed, family=family, caching=caching)
+        case = draw(seed, pressed=pressed, family=family, caching=caching, actions=240)
         case = msgspec.structs.replace(case, config=msgspec.structs.replace(case.config, **config))
         self.player = Player(case, checks=())
         self.actions = iter(case.actions)
