@@ -1,9 +1,11 @@
 """Expected output: which share of what they may still ask for running requests are expected to take.
 
-Owns one estimate per namespace, in parts per million of the output limit, and the margin on top of all of them. Must
-never be read by anything but the price of an admission. Every request that finishes moves its namespace's estimate
-towards the share of its limit that it used; a retraction raises the margin, every step with scheduled tokens lowers it.
-The margin is one for all, because a retraction says that all rows together grew more than expected, not which.
+Owns one estimate per namespace, in parts per million of the output limit, and the margin that corrects all of them.
+Must never be read by anything but the price of an admission. Every request that finishes moves its namespace's estimate
+towards the share of its limit that it used. Rows end at different times, so what they may still grow by is never needed
+at once: every step with scheduled tokens lowers the margin, a factor on all estimates, down to a fifth of them; a
+retraction raises it, up to half as much again. It is one for all, because a retraction says that all rows together grew
+more than expected, not which.
 
 A namespace seen first begins with the estimate over everything. Estimates of namespaces without rows are forgotten,
 those longest unused first, beyond `NAMESPACES_MAX`. Integers only, so that every machine decides alike.
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 SHARE_ONE_PPM = 1_000_000
 SHARE_START_PPM = 500_000
 SHARE_MIN_PPM = 20_000
+MARGIN_MIN_PPM, MARGIN_MAX_PPM = -800_000, 500_000
 MARGIN_RAISE_PPM = 100_000  # by each retraction
 MARGIN_FALL_PPM = 500  # by each step with tokens
 LEARN_DIVISOR = 8  # a finished request moves its estimate by this part of the difference
@@ -38,7 +41,7 @@ class Expected:
     def __init__(self, full: bool) -> None:
         self._full = full
         self._overall_ppm = SHARE_START_PPM
-        self.margin_ppm = 0
+        self._margin_ppm = 0
         self._weight = 0  # output tokens that all rows began with permission for
         self._weighted = 0  # the same, each times its namespace's share
         self._estimates: dict[str, Estimate] = {}  # longest unused first
@@ -88,19 +91,22 @@ class Expected:
 
     def tighten(self) -> None:
         """Somebody was retracted for memory."""
-        self.margin_ppm = min(SHARE_ONE_PPM, self.margin_ppm + MARGIN_RAISE_PPM)
+        self._margin_ppm = min(MARGIN_MAX_PPM, self._margin_ppm + MARGIN_RAISE_PPM)
 
     def relax(self) -> None:
         """A step with tokens was scheduled, and nothing is throttled."""
-        self.margin_ppm = max(0, self.margin_ppm - MARGIN_FALL_PPM)
+        if self._margin_ppm > MARGIN_MIN_PPM:
+            self._margin_ppm -= MARGIN_FALL_PPM
 
     def content(self) -> list[object]:
         """What the state digest covers."""
         rows = [[name, one.share_ppm, one.rows, one.weight_tokens] for name, one in self._estimates.items()]
-        return [self._overall_ppm, self.margin_ppm, self._weight, self._weighted, rows]
+        return [self._overall_ppm, self._margin_ppm, self._weight, self._weighted, rows]
 
     def _with_margin(self, share_ppm: int) -> int:
-        return SHARE_ONE_PPM if self._full else min(SHARE_ONE_PPM, share_ppm + self.margin_ppm)
+        if self._full:
+            return SHARE_ONE_PPM
+        return min(SHARE_ONE_PPM, share_ppm * (SHARE_ONE_PPM + self._margin_ppm) // SHARE_ONE_PPM)
 
     def _used(self, namespace: str) -> Estimate:
         """The namespace's estimate, as the one used last."""

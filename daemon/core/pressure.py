@@ -137,7 +137,7 @@ def relax(core: CoreState) -> None:
     """A step with tokens was scheduled: throttling runs out and the expected share of output falls."""
     if core.throttled_steps:
         core.throttled_steps -= 1
-    elif core.expected.margin_ppm:
+    else:
         core.expected.relax()
 
 
