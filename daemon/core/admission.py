@@ -177,7 +177,7 @@ def _chunk(core: CoreState, request: Request, match: Match | None, plan: StepPla
     assert memory is not None, "only an epoch admits"
     start, target = match.tokens if match is not None else 0, request.sequence_tokens
     count = min(target - start, most or core.config.chunked_prefill_size, plan.budget_tokens)
-    count = checkpoints.chunk(core, request, start, count, target, match.matched_tokens if match is not None else 0)
+    count = checkpoints.first_chunk(core, request, match, count, target)
     pages = memory.pages_of(start + count) - memory.pages_of(start)
     return Chunk(request, start, count, pages, memory.slots_each)
 

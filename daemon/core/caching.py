@@ -82,6 +82,7 @@ def drop(core: CoreState, hit: Hit | None) -> None:
 def begin(core: CoreState, request: Request, hit: Hit | None) -> None:
     """The request's row was just assigned: it starts behind what was found."""
     request.lock, request.match, request.processed_tokens, request.known_tokens = None, None, 0, 0
+    request.continues = False
     if hit is None:
         return
     memory, rows, row, match = core.memory, core.rows, request.row, hit.match
@@ -101,6 +102,7 @@ def begin(core: CoreState, request: Request, hit: Hit | None) -> None:
     if match.slot:
         assert match.node is not None, "a state stands at a node's end"
         core.checkpoints_hit[match.node.kind] += 1
+        request.continues = match.node.kind == Kind.TURN
     if not request.retractions:
         request.cached_tokens, request.matched_tokens, request.hit_cut = match.tokens, match.matched_tokens, match.cut
 

@@ -23,24 +23,35 @@ from daemon.core.grid import Kind, Wanted, cut, next_point
 from daemon.core.requests import Request
 from daemon.core.rows import NO_FLOOR, NO_GRID, Rows
 from daemon.core.state import CoreState, Gift
+from daemon.core.tree_nodes import Match
 
 
-def wanted(core: CoreState, request: Request, known: int, target: int) -> Wanted:
-    """What is wanted of a request's first `target` tokens, of which the cache knows `known`."""
+def wanted(core: CoreState, request: Request, known: int, target: int, continues: bool) -> Wanted:
+    """What is wanted of a request's first `target` tokens, of which the cache knows `known`.
+
+    One that `continues` a turn from its very end has a client that sends back what it got: the next turn will start
+    behind this one's output and not in its prompt, which is no new one either and needs no marks: the ends of earlier
+    turns are some. Where several choices share the prompt, they start at its end.
+    """
     memory, config = core.memory, core.config
     assert memory is not None, "only an epoch has a grid"
     interval = memory.checkpoint_interval if request.group.store else 0
-    return Wanted(interval, known, target, config.checkpoint_mark_tokens, config.checkpoint_policy == "grid")
+    ends = not continues or request.group.accepted.n > 1
+    mark = 0 if continues else config.checkpoint_mark_tokens
+    return Wanted(interval, known, target, mark, ends, config.checkpoint_policy == "grid")
 
 
-def chunk(core: CoreState, request: Request, start: int, count: int, target: int, known: int) -> int:
-    """How many of `count` tokens from `start` on run as one chunk of a request whose prefill covers `target`."""
-    return cut(wanted(core, request, known, target), start, count)
+def first_chunk(core: CoreState, request: Request, match: Match | None, count: int, target: int) -> int:
+    """How many of `count` tokens behind what it found run as the first chunk of a request, of `target` in all."""
+    if match is None:
+        return cut(wanted(core, request, 0, target, False), 0, count)
+    continues = match.node is not None and bool(match.slot) and match.node.kind == Kind.TURN
+    return cut(wanted(core, request, match.matched_tokens, target, continues), match.tokens, count)
 
 
 def resident_chunk(core: CoreState, request: Request, count: int) -> int:
-    """The same of the partly prefilled request's next chunk, of at most `count` tokens."""
-    return chunk(core, request, request.scheduled_tokens, count, request.target_tokens, request.known_tokens)
+    """How many of `count` tokens run as the next chunk of the partly prefilled request."""
+    return cut(_wanted_of(core, request), request.scheduled_tokens, count)
 
 
 def chunk_ends(core: CoreState, request: Request, end: int) -> None:
@@ -74,7 +85,7 @@ def keep(core: CoreState) -> None:
     seq = next((flight.seq for flight in reversed(core.flights) if flight.forward), core.processed_through)
     if core.gifts:
         _overtaken(core, due)
-    for row, kind in _wanted_of(core, due):
+    for row, kind in _to_give(core, due):
         core.gifts[row] = Gift(int(rows.floor[row]), seq, kind)
     if core.gifts and seq <= core.processed_through:
         give_ready(core)  # nothing is in flight: the next chunk could overwrite it before a report comes
@@ -103,15 +114,19 @@ def _overtaken(core: CoreState, due: Rows) -> None:
         core.totals.checkpoints_skipped += older is not None and not older.refused
 
 
-def _wanted_of(core: CoreState, due: Rows) -> list[tuple[int, Kind]]:
+def _wanted_of(core: CoreState, request: Request) -> Wanted:
+    """What is wanted of a request that is being prefilled."""
+    return wanted(core, request, request.known_tokens, request.target_tokens, request.continues)
+
+
+def _to_give(core: CoreState, due: Rows) -> list[tuple[int, Kind]]:
     """Which of the states just kept are to be given, and why; while rows decode only the policy `grid` wants any."""
     if core.config.checkpoint_policy == "grid":
         return [(row, Kind.GRID) for row in due.tolist()]
     resident = core.resident
     if resident is None or not (due == resident.row).any():
         return []
-    of_prompt = wanted(core, resident, resident.known_tokens, resident.target_tokens)
-    kind = of_prompt.kind(resident.scheduled_tokens)
+    kind = _wanted_of(core, resident).kind(resident.scheduled_tokens)
     return [(resident.row, kind)] if kind is not Kind.NONE else []
 
 

@@ -122,6 +122,7 @@ def _request(request: Request) -> list[Any]:
         request.scheduled_tokens,
         request.processed_tokens,
         request.known_tokens,
+        request.continues,
         request.lock.content() if request.lock is not None else 0,
         request.cached_tokens,
         request.matched_tokens,

@@ -13,7 +13,7 @@ point; the answers depend on positions alone, so every rank's journal gives the 
 another answer to it, begins; `stem`, on a coarser grid, is for the next turn that leaves a prompt a little before its
 end, because of a template's closing words or another tokenization; marks give a prompt that was never seen before some
 points for whoever shares a part of it. Where a turn ended is wanted too, but known only at its end: that state waits in
-the row's own slot.
+the row's own slot. A conversation that is known to go on from there wants neither `last` nor `stem` (`ends`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ class Wanted(NamedTuple):
     """What is wanted of one sequence while its first `target` tokens are computed; all counts in tokens.
 
     `interval` is the grid's (0: no state of it is kept at all), `known` how much of the sequence the cache knows,
-    `mark` how far apart marks lie beyond that (0: none). `everywhere`: every grid point is wanted.
+    `mark` how far apart marks lie beyond that (0: none). `ends`: later requests may start at the prompt's end.
+    `everywhere`: every grid point is wanted.
     """
 
     interval: int
     known: int
     target: int
     mark: int
+    ends: bool = True
     everywhere: bool = False
 
     @property
@@ -77,9 +79,9 @@ class Wanted(NamedTuple):
             return Kind.GRID
         if position == self.branch:
             return Kind.BRANCH
-        if position == self.last:
+        if self.ends and position == self.last:
             return Kind.PROMPT
-        if position == self.stem:
+        if self.ends and position == self.stem:
             return Kind.STEM
         return Kind.MARK if position == self._mark_behind(position - 1) else Kind.NONE
 
@@ -90,7 +92,7 @@ class Wanted(NamedTuple):
         if self.everywhere:
             points = [(start // self.interval + 1) * self.interval]
         else:
-            points = [self.branch, self.stem, self.last, self._mark_behind(start)]
+            points = [self.branch, self._mark_behind(start), *([self.stem, self.last] if self.ends else [])]
         return min((point for point in points if start < point <= self.last), default=0)
 
     def _mark_behind(self, start: int) -> int:

@@ -147,6 +147,7 @@ class Request:
     scheduled_tokens: int = 0  # of those, how many are scheduled
     processed_tokens: int = 0  # of those, how many a processed forward wrote
     known_tokens: int = 0  # how much of the sequence the cache knew from others when it was last heard of
+    continues: bool = False  # it started where an earlier turn ended
     lock: Lock | None = None  # what it holds of the prefix cache, while it has a row and there is a cache
     cached_tokens: int = 0  # how many were not computed when it was first admitted
     matched_tokens: int = 0  # how far full-attention pages alone matched then

@@ -166,11 +166,35 @@ def test_a_conversation_needs_no_more_checkpoints_than_it_has_turns(shape: Shape
     likely, grid = (world(shape, pages=2000, checkpoint_policy=policy) for policy in ("likely", "grid"))
     assert conversation(likely) == conversation(grid)
     few, all_points = (one.core.gauges()["checkpoints_given_total"] for one in (likely, grid))
-    assert few <= 2 * 5
-    assert all_points > 5 * few
+    assert given(likely) == {"prompt": 1, "turn": 5}, "none of a prompt that goes on from a turn's end"
+    assert all_points > 9 * few
     assert hit(likely) == {"turn": 4}
     for one in (likely, grid):
         one.check_rest()
+
+
+def test_another_answer_in_a_conversation_is_a_branch() -> None:
+    """The second one computes the turn's prompt again, from the end of the turn before; the next start behind it."""
+    one = world(EVERYTHING, pages=600)
+    history = prompt_of(12, 90)
+    turn(one, "t0", history, 30)
+    history = [*history, *one.output("t0"), *prompt_of(20, 60)]
+    found = [turn(one, f"answer{number}", history, 30).numbers["cached_tokens"] for number in range(4)]
+    assert found == [112, 112, 176, 176]
+    assert hit(one) == {"turn": 2, "branch": 2}
+    one.check_rest()
+
+
+def test_choices_of_one_prompt_share_it_in_a_conversation_too() -> None:
+    """Several answers at once: the first one leaves a state at the prompt's end for the others."""
+    one = world(EVERYTHING, pages=600)
+    history = prompt_of(12, 90)
+    turn(one, "t0", history, 30)
+    history = [*history, *one.output("t0"), *prompt_of(20, 60)]
+    one.send("answers", history, 3, n=3)
+    one.run()
+    assert sorted(decision.numbers["cached_tokens"] for decision in one.verdicts("admitted")[1:]) == [112, 176, 176]
+    one.check_rest()
 
 
 def test_the_same_prompt_again_starts_at_its_last_point() -> None:

@@ -51,6 +51,14 @@ def test_everywhere_is_every_grid_point() -> None:
     assert points(Wanted(256, 700, 1025, 512, everywhere=True)) == dict.fromkeys((256, 512, 768, 1024), Kind.GRID)
 
 
+def test_a_conversation_that_goes_on_from_its_turns_ends_wants_none_of_its_prompts() -> None:
+    """Branches and marks remain; the chunk still ends where the row can keep its state."""
+    wanted = Wanted(256, 1000, 2900, 1024, ends=False)
+    assert points(wanted) == {768: Kind.BRANCH, 1024: Kind.MARK, 2048: Kind.MARK}
+    assert cut(wanted, 2048, 852) == 768
+    assert points(Wanted(256, 2890, 2900, 0, ends=False)) == {2816: Kind.BRANCH}
+
+
 def test_without_a_grid_nothing_is_wanted_and_nothing_cut() -> None:
     """A model without states, and a request that is not to be stored."""
     wanted = Wanted(0, 500, 1000, 64)
@@ -99,20 +107,21 @@ def test_any_chunks_of_any_prompt_end_at_every_wanted_point() -> None:
     for _ in range(2000):
         interval, target = random.randrange(1, 9), random.randrange(1, random.choice([150, 1200]))
         known, mark = random.randrange(0, 160), random.choice([0, 3, 10, 40])
-        wanted = Wanted(interval, known, target, mark, random.random() < 0.1)
-        found, at, ends = points(wanted), 0, []
+        ends, everywhere = random.random() < 0.8, random.random() < 0.1
+        wanted = Wanted(interval, known, target, mark, ends, everywhere)
+        found, at, stops = points(wanted), 0, []
         while at < target:
             count = cut(wanted, at, min(random.randrange(1, 60), target - at))
             assert count > 0
             assert not any(at < point < at + count for point in found)
             at += count
-            ends.append(at)
-        assert ends[-1] == target
-        assert set(found) <= set(ends)
+            stops.append(at)
+        assert stops[-1] == target
+        assert set(found) <= set(stops)
         grid = list(range(interval, target, interval))
         assert found == {point: wanted.kind(point) for point in grid if wanted.kind(point)}
         apart = max(mark, interval)
         marks = {n * apart // interval * interval for n in range(1, target // apart + 1)} if mark else set()
         if not wanted.everywhere:
-            assert {p for p in grid if p > known and p in marks} | set(grid[-1:]) <= set(found)
+            assert {p for p in grid if p > known and p in marks} | set(grid[-1:] if ends else []) <= set(found)
             assert len(found) <= len(marks) + 3

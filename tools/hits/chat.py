@@ -20,7 +20,11 @@ SEED_FIRST = 1_000_001  # output ids lie above every prompt's
 
 
 class Chat(NamedTuple):
-    """Sizes in tokens: what all conversations begin with, what each begins with, and what a turn adds."""
+    """Sizes in tokens: what all conversations begin with, what each begins with, and what a turn adds.
+
+    `fewer` is how many times fewer bytes of checkpoints per hit token than on a grid are promised; 0: nothing is. A
+    turn that is not much longer than the grid's interval leaves nothing to save.
+    """
 
     name: str
     conversations: int
@@ -29,6 +33,7 @@ class Chat(NamedTuple):
     first: int
     new: int
     output: int
+    fewer: float = 0.0
 
     def tokens(self) -> int:
         """Tokens of all conversations at their end."""
@@ -39,8 +44,8 @@ CHATS = (
     Chat("short turns", 6, 10, 400, 200, 150, 250),
     Chat("long answers", 6, 8, 400, 300, 300, 900),
     Chat("a document", 4, 6, 400, 8_000, 200, 350),
-    Chat("tool results", 4, 8, 2_000, 1_000, 2_500, 300),
-    Chat("as traced", 4, 5, 512, 9_500, 3_200, 350),  # means of the published conversation trace
+    Chat("tool results", 4, 8, 2_000, 1_000, 2_500, 300, fewer=5.0),
+    Chat("as traced", 4, 5, 512, 9_500, 3_200, 350, fewer=5.0),  # means of the published conversation trace
 )
 
 
@@ -50,7 +55,7 @@ class Cost(NamedTuple):
     `kinds` are (given, hit) by kind; `held` are states in the cache at the end.
     """
 
-    chat: str
+    chat: Chat
     policy: str
     room_ppm: int
     prompt_tokens: int
@@ -91,7 +96,7 @@ def run(chat: Chat, served: Served, room_ppm: int = ROOM_PPM) -> Cost:
     engine.check_rest()
     gauges = engine.core.gauges()
     return Cost(
-        chat=chat.name,
+        chat=chat,
         policy=served.policy,
         room_ppm=room_ppm,
         prompt_tokens=prompts,

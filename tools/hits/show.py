@@ -17,7 +17,6 @@ from tools.hits.arena import ROOM_PPM, SLOT_BYTES
 from tools.hits.chat import Cost
 from tools.hits.sweep import Split
 
-GOAL_RATIO = 5.0  # times fewer bytes of checkpoints per hit token than a grid that keeps every point
 WIDTH = 10_000
 
 
@@ -70,13 +69,23 @@ class Comparison:
         """Hit tokens that the grid has more; negative where it has fewer."""
         return self.grid.hit_tokens - self.likely.hit_tokens
 
+    @property
+    def holds(self) -> bool:
+        """What is promised of an arena that holds everything: as few bytes as the chat says, and hits as on the grid.
+
+        But for the common beginning, which the second conversation computes once more: only then is it known as one.
+        """
+        if self.likely.room_ppm < ROOM_PPM:
+            return True
+        return self.ratio >= self.likely.chat.fewer and self.lost_tokens <= self.likely.chat.system
+
 
 def cost_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     """One JSON row per chat, arena and policy."""
     return [
         {
             "part": "chat",
-            "chat": one.chat,
+            "chat": one.chat.name,
             "policy": one.policy,
             "arena_share": one.room_ppm / ROOM_PPM,
             "prompt_tokens": one.prompt_tokens,
@@ -105,7 +114,7 @@ def cost_table(comparisons: Sequence[Comparison]) -> Table:
     for both in comparisons:
         likely, grid = both.likely, both.grid
         table.add_row(
-            likely.chat,
+            likely.chat.name,
             f"{likely.room_ppm / ROOM_PPM:.0%}",
             f"{likely.prompt_tokens:,d}",
             f"{grid.hit_tokens / grid.prompt_tokens:.2%}",
@@ -129,7 +138,7 @@ def kind_table(comparisons: Sequence[Comparison]) -> Table:
         table.add_column(kind, justify="right", no_wrap=True)
     for both in comparisons:
         cells = [f"{given} / {hit}" for given, hit in (both.likely.kinds[kind] for kind in kinds)]
-        table.add_row(both.likely.chat, f"{both.likely.room_ppm / ROOM_PPM:.0%}", *cells)
+        table.add_row(both.likely.chat.name, f"{both.likely.room_ppm / ROOM_PPM:.0%}", *cells)
     return table
 
 
