@@ -174,7 +174,7 @@ class Endings(Checker):
         if isinstance(item, inputs.Arrived | inputs.Resumed):
             return
         decided = {one.request: one.reason for one in out.decisions if one.verdict == "ended"}
-        told = {reply.message.request: reply.message.reason for reply in out.replies if _is_end(reply.message)}
+        told = {message.request: message.reason for message in _ends(out)}
         self.demand(decided == told, f"decided ends {decided}, told ends {told}")
         for number, reason in decided.items():
             allowed = self.REASONS.get(type(item), frozenset())
@@ -192,8 +192,9 @@ class Endings(Checker):
         self.demand(not missing, f"requests {missing} have no end")
 
 
-def _is_end(message: Accepted | Refused | Finished) -> bool:
-    return isinstance(message, Finished)
+def _ends(out: Outputs) -> list[Finished]:
+    """The terminal messages of one input."""
+    return [reply.message for reply in out.replies if isinstance(reply.message, Finished)]
 
 
 class Liveness(Checker):
@@ -445,7 +446,7 @@ class Pins(Checker):
         if memory is None or memory.cache is None:
             self.held.clear()
             return
-        cache, ended = memory.cache, [reply.message for reply in out.replies if _is_end(reply.message)]
+        cache = memory.cache
         if cache.pins_dropped != self.dropped or isinstance(item, inputs.EpochBegan):
             self.held.clear()
             self.dropped = cache.pins_dropped
@@ -457,7 +458,7 @@ class Pins(Checker):
         if cache.pins_refused != self.refused:  # which of them was refused is not told
             self.refused = cache.pins_refused
             return
-        for message in ended if not isinstance(item, inputs.Arrived | inputs.Resumed) else ():
+        for message in _ends(out) if not isinstance(item, inputs.Arrived | inputs.Resumed) else ():
             client, choice = world.by_request[message.request]
             if client.generate.pin_ms and message.reason in ("stop", "length"):
                 said = _said(client, choice)[: message.prompt_tokens + message.output_tokens]
