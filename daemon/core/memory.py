@@ -81,6 +81,7 @@ class Memory:
         self.retires_by_page = self.cache is not None and self.state < 0
         self._quotas = bool(config.cache_quotas) or config.cache_quota_ppm < PPM
         self.evicted = {band.name: 0 for band in bands}  # units that were taken from the cache, for metrics
+        self.evictions = 0  # how often `evicted` or `quota_evicted` may have changed
         self.quota_evicted = dict(self.evicted)  # of those, units beyond the quota of their namespace
         self.none: Demand = (0,) * len(bands)
         self._chunk_tokens = max(1, min(config.chunked_prefill_size, config.max_batched_tokens))
@@ -260,6 +261,7 @@ class Memory:
         self.settle()
 
     def _freed(self, parts: tuple[Int32s, ...]) -> None:
+        self.evictions += 1
         for band, ids in zip(self.chain.bands, parts, strict=True):
             self.evicted[band.name] += len(ids)
         self.give_back(parts)

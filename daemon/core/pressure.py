@@ -67,7 +67,8 @@ def plan_decode(core: CoreState, now_ns: int, out: Outputs) -> tuple[Batch, Int3
     """The decode rows of this step, where they start and those of them that need a page; relieves until they fit."""
     batch, starts, needy, refusal = _decode_rows(core)
     if refusal is None:
-        relief.fits(core, RowsNeed.kind)
+        if core.relief:
+            relief.fits(core, RowsNeed.kind)
     else:
         need = RowsNeed(
             core=core,
@@ -91,7 +92,8 @@ def plan_resident(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) ->
     """Plan the resident chunk: whole, shrunk to what fits, or parked with zero tokens."""
     request, memory = core.resident, core.memory
     if request is None or plan.budget_tokens <= 0:
-        relief.fits(core, ChunkNeed.kind)
+        if core.relief:
+            relief.fits(core, ChunkNeed.kind)
         return
     assert memory is not None, "only an epoch has a resident chunk"
     start, held = request.scheduled_tokens, int(core.rows.pages[request.row])

@@ -108,8 +108,7 @@ def climb(need: N, ladder: Sequence[Rung[N]]) -> None:
 
 def fits(core: CoreState, kind: str) -> None:
     """What is needed of this kind fits without the ladder: what the last climb found holds no longer."""
-    if core.relief:
-        core.relief.pop(kind, None)
+    core.relief.pop(kind, None)
 
 
 def last_verdicts(core: CoreState) -> tuple[str, dict[str, int]]:

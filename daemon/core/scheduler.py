@@ -72,11 +72,13 @@ class SchedulerCore:
 
     def feed(self, item: Input) -> Outputs:
         """Apply one input; the outputs are the caller's and are never touched again."""
-        out = Outputs()
+        out, memory = Outputs(), self._state.memory
+        before = memory.evictions if memory is not None else 0
         self._handlers[type(item)](item, out)
         if self._state.memory is not None:
             self._state.memory.settle()
-            self._tell_evicted(self._state.memory, item.now_ns, out)
+            if self._state.memory.evictions != before:
+                self._tell_evicted(self._state.memory, item.now_ns, out)
         out.wants_tick = self._wants_tick()
         out.due_ns = self._due_ns()
         return out
@@ -229,7 +231,8 @@ class SchedulerCore:
 
     def _ticked(self, item: inputs.Ticked, out: Outputs) -> None:
         core, now_ns = self._state, item.now_ns
-        deadlines.expire(core, now_ns, out)
+        if core.deadlines:
+            deadlines.expire(core, now_ns, out)
         if core.memory is None:
             return
         core.memory.at(now_ns)
