@@ -61,17 +61,19 @@ def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
     """The next step with a forward, or None when no token can be scheduled now."""
     assert core.memory is not None, "only an epoch schedules"
     passes.begin(core)
-    checkpoints.keep(core)
-    caching.give_launched(core)
-    retire(core)
+    if core.memory.owner:  # bands beside that of full pages
+        checkpoints.keep(core)
+        caching.give_launched(core)
+        retire(core)
     with core.memory.deciding():
         first = preempt(core, now_ns, out) if core.config.priority_preemption else None
         batch, starts, needy = pressure.plan_decode(core, now_ns, out)
         budget = core.config.max_batched_tokens - len(batch)
         assert budget >= 0, "running rows never pass the token budget"
         plan = StepPlan(batch, starts, needy, budget, len(needy), core.resident is not None)
-        pressure.plan_resident(core, plan, now_ns, out)
-        if not pressure.parks(core):
+        if plan.partial or core.relief:
+            pressure.plan_resident(core, plan, now_ns, out)
+        if len(core.queue) and not pressure.parks(core):
             admit(core, plan, first, now_ns, out)
         elif len(core.queue):
             parked = {"requests": core.counts[State.PARKED_ROW] + core.counts[State.PARKED_CHUNK]}

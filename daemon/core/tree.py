@@ -198,7 +198,8 @@ class PrefixTree:
         self._tree.now_ms = now_ns // 1_000_000
         if self._tree.visits is not None:
             self._tree.visits.now_ms = self._tree.now_ms
-        self._pins.expire(self._tree, now_ns)
+        if self._pins.ends:
+            self._pins.expire(self._tree, now_ns)
 
     # --- changes -------------------------------------------------------------------------------------------------
 

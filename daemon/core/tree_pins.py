@@ -24,7 +24,7 @@ class Pins:
         self.units = [0] * bands
         self.refused = 0  # pins that would have named too much
         self.dropped = 0  # components that were given up before their time
-        self._ends: list[tuple[int, int, Node]] = []  # until when a pin lasts, and the node at whose end it ends
+        self.ends: list[tuple[int, int, Node]] = []  # until when a pin lasts, and the node at whose end it ends
 
     def pin(self, tree: TreeState, match: Match, until_ns: int) -> bool:
         """Name what a hit of this match reads until then; False, with nothing changed, when that is too much."""
@@ -52,14 +52,14 @@ class Pins:
                 at.pin_first[band] = min(at.pin_first[band], max(match.window_first[band], at.start))
         if match.slot:
             node.state_pinned_until = max(node.state_pinned_until, until_ns)
-        heapq.heappush(self._ends, (until_ns, node.serial, node))
+        heapq.heappush(self.ends, (until_ns, node.serial, node))
         _requeue(tree, node)
         return True
 
     def expire(self, tree: TreeState, now_ns: int) -> None:
         """Pins that lasted until now or shorter are over."""
-        while self._ends and self._ends[0][0] <= now_ns:
-            node = heapq.heappop(self._ends)[2]
+        while self.ends and self.ends[0][0] <= now_ns:
+            node = heapq.heappop(self.ends)[2]
             for at in path_up(node, node.space.root):
                 if 0 < at.pinned_until <= now_ns:
                     self._release(tree, at, tree.shape.owner)
@@ -76,7 +76,7 @@ class Pins:
 
     def content(self) -> list[Any]:
         """What the state digest covers beyond the marks of nodes."""
-        ends = sorted((until, serial) for until, serial, _ in self._ends)
+        ends = sorted((until, serial) for until, serial, _ in self.ends)
         return [ends, self.units, self.refused, self.dropped]
 
     def _release(self, tree: TreeState, node: Node, band: int) -> None:
