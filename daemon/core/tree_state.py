@@ -85,7 +85,7 @@ class TreeState:
     def offer(self, node: Node, band: int) -> None:
         """Let a component wait for eviction, if it can be evicted, in its present place."""
         self.order.offer(node, band)
-        if node.space.quota_bytes >= 0:
+        if node.space.quota_bytes >= 0 and not node.gone:
             self.space_orders[node.space.name].offer(node, band)
 
     def forget(self, node: Node) -> None:
