@@ -1,8 +1,10 @@
 """Pace: how fast the fastest of the recent forwards were, from the times in the inputs.
 
-Owns the two measures. Must never read a clock: a forward takes from the tick that
-launched it, or from the report before if that came later, to its own report. Invariant: a measure is never above a
-recent observation; it rises by a part of itself with every step, so that a time no longer reached is forgotten.
+Owns the two measures. Must never read a clock: a forward takes from the tick that launched it, or from the report
+before if that came later, to its own report. A report that waited for a daemon that paused makes its forward long and
+the one behind it short: of two such in a row the shorter one counts as their mean. Only forwards with a full chunk say
+what a prompt token takes; with fewer it is the step that takes the time. Invariant: a measure is never above a recent
+observation; it rises by a part of itself with every step, so that a time no longer reached is forgotten.
 """
 
 from __future__ import annotations
@@ -13,24 +15,30 @@ NONE_YET = 2**62
 
 
 class Pace:
-    """The measures of one epoch: the fastest forward, and the fastest prompt token of a forward with chunks."""
+    """The measures of one epoch: the fastest forward, and the fastest prompt token of those with `chunk_tokens` or more."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_tokens: int) -> None:
+        self._chunk_tokens = chunk_tokens
         self.samples = 0
         self.step_ns = NONE_YET
         self.token_ps = NONE_YET
         self._reported_ns = 0
+        self._took_ns = 0
 
     def reported(self, since_ns: int, prompt_tokens: int, now_ns: int) -> None:
         """The result of the oldest forward in flight came in: launched at `since_ns`, with so many prompt tokens."""
-        if since_ns < self._reported_ns:
+        behind = since_ns < self._reported_ns
+        if behind:
             since_ns = self._reported_ns
         self._reported_ns = now_ns
         took_ns = now_ns - since_ns if now_ns > since_ns else 0
+        before_ns, self._took_ns = self._took_ns, took_ns
+        if behind and took_ns < before_ns:
+            took_ns = (took_ns + before_ns) >> 1
         self.samples += 1
         risen_ns = self.step_ns + (self.step_ns >> DRIFT_SHIFT) + 1
         self.step_ns = took_ns if took_ns < risen_ns else risen_ns
-        if prompt_tokens:
+        if prompt_tokens >= self._chunk_tokens:
             risen_ps = self.token_ps + (self.token_ps >> DRIFT_SHIFT) + 1
             self.token_ps = min(took_ns * 1000 // prompt_tokens, risen_ps)
 
@@ -49,4 +57,4 @@ class Pace:
 
     def content(self) -> list[object]:
         """What the state digest covers."""
-        return [self.samples, self.step_ns, self.token_ps, self._reported_ns]
+        return [self.samples, self.step_ns, self.token_ps, self._reported_ns, self._took_ns]

@@ -157,7 +157,7 @@ class CoreState:
         self.changed: dict[int, list[int]] = {}  # by row, the page-table entries that the ranks must hear of again
         self.steady: Demand = ()  # sum of `steady` over requests that have a row
         self.expected = Expected(full=self.config.reserve == "full")
-        self.pace = Pace()
+        self.pace = Pace(min(self.config.chunked_prefill_size, self.config.max_batched_tokens))
         self.throttled_steps = 0
         self.flush_moves = 0
         self.busy = False  # something happened since the last idle step

@@ -58,7 +58,7 @@ def test_the_best_case_is_made_of_the_fastest_step_and_token(
     prompt: int, chunk: int, output: int, least_ms: int
 ) -> None:
     """Chunks and tokens bound the prefill, steps the output behind the first token; slower steps change nothing."""
-    pace, now = Pace(), 0
+    pace, now = Pace(10), 0
     for seq in range(1, SAMPLES_MIN + 1):
         assert pace.least_ns(prompt, chunk, output) is None
         since = now
@@ -71,15 +71,15 @@ def test_the_best_case_is_made_of_the_fastest_step_and_token(
 
 def test_a_step_in_flight_behind_another_is_timed_from_the_others_report() -> None:
     """With two forwards in flight the second takes what passes between the reports."""
-    pace = Pace()
-    pace.reported(0, 0, 100)
-    pace.reported(1, 0, 130)
+    pace = Pace(10)
+    for launched, reported in ((0, 100), (1, 130), (101, 160)):
+        pace.reported(launched, 0, reported)
     assert pace.step_ns == 30
 
 
 def test_a_time_that_is_no_longer_reached_is_forgotten() -> None:
     """After one fast step among many slow ones the measure comes back to what is seen."""
-    pace, now = Pace(), 0
+    pace, now = Pace(10), 0
     for seq in range(1, 8000):
         since = now
         now += MS if seq == 5 else 10 * MS
@@ -184,3 +184,26 @@ def test_earliest_deadline_goes_first() -> None:
     order = [first[decision.request] for decision in world.verdicts("admitted")]
     assert order[-3:] == ["soon", "later", "none"]
     world.check_rest()
+
+
+def test_short_prompts_say_nothing_of_the_tokens_of_long_ones() -> None:
+    """A forward with a few prompt tokens takes as long as one without: only full chunks tell what a token costs."""
+    pace, now = Pace(512), 0
+    for _ in range(2000):
+        since = now
+        now += 5 * MS + 8 * 10_000
+        pace.reported(since, 8, now)
+    least = pace.least_ns(4096, 512, 1)
+    assert least is not None
+    assert least <= 8 * (5 * MS + 512 * 10_000), "what eight full chunks take"
+
+
+def test_reports_that_wait_together_make_no_fast_forward() -> None:
+    """A daemon that pauses finds two reports at once: the second forward did not take the time between them."""
+    pace, now = Pace(512), 0
+    for _ in range(SAMPLES_MIN):
+        pace.reported(now - 5 * MS, 0, now + 5 * MS)
+        now += 5 * MS
+    pace.reported(now - 5 * MS, 0, now + 200 * MS)
+    pace.reported(now + 5 * MS, 0, now + 200 * MS + 1000)
+    assert pace.step_ns >= 5 * MS
