@@ -15,7 +15,7 @@ NONE_YET = 2**62
 
 
 class Pace:
-    """The measures of one epoch: the fastest forward, and the fastest prompt token of those with `chunk_tokens` or more."""
+    """The measures of one epoch: the fastest forward, and the fastest token of those with `chunk_tokens` of prompts."""
 
     def __init__(self, chunk_tokens: int) -> None:
         self._chunk_tokens = chunk_tokens

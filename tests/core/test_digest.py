@@ -34,7 +34,7 @@ SAID_ELSEWHERE = {
     "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batch"} | {"windows", "slots_each"},
     "flight": set[str](),
     "expected": {"_full"},  # in the configuration
-    "pace": set[str](),
+    "pace": {"_chunk_tokens"},  # in the configuration
 }
 
 
