@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -15,34 +16,18 @@ from tools.worlds.command import hunt, main, run_seed, shrunk
 from tools.worlds.run import OTHERS, run
 
 SEEDS = 60
-BLOCKS = 4
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
-def test_random_worlds_hold_every_check(block: int) -> None:
-    """Whatever happens in a world, after every input and at rest."""
-    each = SEEDS // BLOCKS
-    for seed in range(block * each, (block + 1) * each):
-        failure = run_seed(seed).ran.failure
-        assert failure is None, f"seed {seed}: {failure}"
-
-
-def test_the_worlds_are_eventful() -> None:
-    """What the checks are about happens in the worlds of the tests: they cannot hold for want of occasions."""
-    happened = run_seed(0).ran.happened
-    for seed in range(1, SEEDS):
-        happened += run_seed(seed).ran.happened
-    few = (
-        "retracted memory",
-        "parked",
-        "refused queue_full",
-        "ended deadline",
-        "ended abort",
-        "ended fault",
-        "draining",
-    )
+def test_random_worlds_hold_every_check_and_are_eventful() -> None:
+    """After every input and at rest, whatever happens; and enough happens that no check holds for want of occasions."""
+    happened = Counter[str]()
+    for seed in range(SEEDS):
+        ran = run_seed(seed).ran
+        assert ran.failure is None, f"seed {seed}: {ran.failure}"
+        happened += ran.happened
+    few = ("retracted memory", "retracted priority", "relief", "refused queue_full", "ended deadline", "ended fault")
     many = ("hits", "admitted", "ended length", "ended stop", "evicted units", "checkpoints given", "surplus tokens")
-    assert not [name for name in few if happened[name] < 1], dict(happened)
+    assert not [name for name in (*few, "draining", "ended abort") if happened[name] < 1], dict(happened)
     assert not [name for name in many if happened[name] < SEEDS], dict(happened)
 
 
@@ -64,7 +49,7 @@ def test_a_case_is_a_function_of_its_seed_and_survives_its_file(tmp_path: Path) 
     save(tmp_path / "case.json", case)
     assert load(tmp_path / "case.json") == case == draw(11)
     assert run(case).happened == run(draw(11)).happened
-    assert draw(11, actions=400, pressed=True).actions[:150] == draw(11, pressed=True).actions[:150]
+    assert draw(11, actions=400, pressed=True).actions[:120] == draw(11, pressed=True).actions[:120]
 
 
 def test_a_failing_case_is_made_small_and_fails_alike() -> None:

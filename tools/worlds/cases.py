@@ -18,7 +18,7 @@ from daemon.core.limits import CoreConfig
 from daemon.core.order import POLICIES
 from ipc.messages import Generate, Sampling
 from tools.worlds.prompts import stream_tokens
-from tools.worlds.rank_double import FULL_ONLY, Shape
+from tools.worlds.rank_double import FULL_ONLY, UNIT_BYTES, Shape
 
 FAMILIES: dict[str, Shape] = {
     "full": FULL_ONLY,
@@ -33,10 +33,12 @@ FAMILIES: dict[str, Shape] = {
 VOCAB_SIZE = 97
 MODEL_LEN = 128
 ACTIONS = 140  # actions of a case
+CROWD = 9  # requests of a crowd: eight small ones and a long one
 STEMS = 3  # beginnings that prompts share
 OWN = 1000  # streams from here on are of one request each
 EVICTION = ("value", "lru", "lfu", "fifo", "priority")
 ONE_PPM = 1_000_000
+SHORT_PPM = (300_000, 500_000, 700_000)  # how much of what all rows want there is in a world under pressure
 # What happens at most once in a case, and how often it is drawn.
 SINGLE = ("",) * 10 + ("epoch", "epoch", "drain", "drain", "stop", "degrade")
 
@@ -128,14 +130,21 @@ def draw(
     config = _config(rng, drawn[2] if caching is None else caching)
     if pressed:
         config = msgspec.structs.replace(config, max_running_requests=7, reserve="estimate", max_batched_tokens=64)
-    tokens = rng.choice([60, 100]) if pressed else rng.choice([40, 90, 400])
-    pages = max(2, tokens // config.page_size) * (1 if family == "full" else 2)
+    crowded = pressed and rng.random() < 0.5
+    if crowded:
+        chunk = rng.choice([1, 2])
+        config = msgspec.structs.replace(config, page_size=1, chunked_prefill_size=chunk, max_running_requests=CROWD)
+        config = msgspec.structs.replace(config, max_queued_requests=200)
+    happens = _Happens(rng, pressed, crowded, config)
+    pages = max(2, rng.choice([40, 90, 400]) // config.page_size) * (1 if family == "full" else 2)
+    if pressed:
+        pages = _short_pages(FAMILIES[family], config, happens.typical, rng.choice(SHORT_PPM))
     weights = _weights(rng, pressed)
     asks: list[Ask] = []
-    happens = _Happens(rng, pressed, config)
     script: list[tuple[str, int]] = []
-    for _ in range(actions):
-        name = rng.choices(list(weights), list(weights.values()))[0]
+    crowd = CROWD if crowded else 0  # so many come before anything runs
+    for place in range(actions):
+        name = "submit" if place < crowd else rng.choices(list(weights), list(weights.values()))[0]
         if name == "submit":
             script.append((name, len(asks)))
             asks.append(happens.ask(asks))
@@ -156,7 +165,7 @@ def _config(rng: random.Random, caching: bool) -> CoreConfig:
         state_cache=rng.choice(["extra_buffer", "no_buffer"]) if page_size == 1 else "extra_buffer",
         max_running_requests=rng.choice([1, 2, 4, 7]),
         max_batched_tokens=rng.choice([8, 16, 64]),
-        chunked_prefill_size=rng.choice([1, 5, 16, 64]),
+        chunked_prefill_size=rng.choice([1, 2, 5, 16, 64]),
         max_queued_requests=rng.choice([3, 20, 200]),
         schedule_policy=rng.choice(sorted(POLICIES)),
         overlap=rng.random() < 0.7,
@@ -177,6 +186,14 @@ def _config(rng: random.Random, caching: bool) -> CoreConfig:
     )
 
 
+def _short_pages(shape: Shape, config: CoreConfig, tokens: Sequence[int], short_ppm: int) -> int:
+    """Pages of full attention that hold so much of what all rows want at once, each as long as one of `tokens`."""
+    pages = [-(-one // config.page_size) for one in tokens]
+    page_bytes = max(shape.full_bytes, 1) + len(shape.windows) * shape.window_bytes
+    each = sum(pages) * page_bytes // len(pages) + 2 * shape.slot_bytes * shape.state
+    return max(2, max(pages) + 1, config.max_running_requests * each * short_ppm // ONE_PPM // UNIT_BYTES)
+
+
 def _weights(rng: random.Random, pressed: bool) -> dict[str, int]:
     """How likely each action of a case is; 0: it never happens in it."""
     often = {"submit": rng.choice([2, 4, 8]), "turn": rng.choice([6, 12]), "tick": 3, "report": rng.choice([2, 5])}
@@ -190,18 +207,38 @@ def _weights(rng: random.Random, pressed: bool) -> dict[str, int]:
 class _Happens:
     """What the requests of one case are like."""
 
-    def __init__(self, rng: random.Random, pressed: bool, config: CoreConfig) -> None:
-        self.rng, self.pressed = rng, pressed
+    def __init__(self, rng: random.Random, pressed: bool, crowded: bool, config: CoreConfig) -> None:
+        self.rng, self.crowded = rng, crowded
         self.priorities = (
             [0, 0, 0] if config.schedule_policy == "fcfs" else rng.choice([[0], [-2, -1, 0, 1, 2], [0, 9]])
         )
         self.deadlines = [0] if pressed else rng.choice([[0], [0], [0, 0, 0, 20], [0, 0, 0, 5, 30, 200]])
+        # The first requests of a world end early and so teach that little of an output is used; the others use it all.
+        self.teaching = rng.choice([0, 8, 14]) if pressed and not crowded else 0
         self.namespaces = rng.choice([[""], ["", "a"], ["a", "b", "c"]])
         self.stores = rng.choice([[True], [True, True, False]])
         self.pins = rng.choice([[0], [0, 0, 5, 50, 5000]]) if config.enable_prefix_caching else [0]
-        self.lengths = [1, 1, 3, 9, 30] if pressed else [1, 9, 30, 50, 70]
+        self.outputs: list[int | None] = [1, 2, 8, 8, 20, 40, None]
+        self.lengths = [1, 9, 30, 50, 70]
+        self.stops = [0, 1, 9]
+        if pressed:
+            self.outputs, self.lengths, self.stops = [30, 40, 60], [1, 3, 9], [0]
+        if crowded:
+            self.outputs, self.lengths = [13], [1]
+        # What a request of such a length with such an output holds in the end.
+        self.typical = [length + output for length in self.lengths for output in self.outputs if output is not None]
 
     def ask(self, asks: Sequence[Ask]) -> Ask:
+        """The next request; in a crowd many small ones that grow, and every now and then a long prompt beside them."""
+        one = self._any(asks)
+        if not self.crowded:
+            return one
+        plain = msgspec.structs.replace(one, parent=-1, shared=0, n=1, prompt_logprobs=-1, min_tokens=0)
+        if len(asks) % CROWD == CROWD - 1:
+            return msgspec.structs.replace(plain, own=self.rng.choice([20, 30, 40]), max_tokens=1)
+        return msgspec.structs.replace(plain, own=1, max_tokens=13)
+
+    def _any(self, asks: Sequence[Ask]) -> Ask:
         """A fresh prompt, one that begins like others, or the next turn of an earlier request."""
         rng = self.rng
         length = rng.choice(self.lengths)
@@ -216,9 +253,9 @@ class _Happens:
             stem=rng.randrange(STEMS),
             shared=rng.choice([7, 40, MODEL_LEN]) if parent >= 0 else max(0, length - own),
             own=max(1, min(own, length)),
-            max_tokens=0 if scoring else rng.choice([30, 40, 60] if self.pressed else [1, 2, 8, 8, 20, 40, None]),
+            max_tokens=0 if scoring else rng.choice(self.outputs),
             min_tokens=0 if scoring else rng.choice([0, 0, 1]),
-            stop_ids=rng.sample(range(VOCAB_SIZE), rng.choice([0, 1] if self.pressed else [0, 1, 9])),
+            stop_ids=rng.sample(range(VOCAB_SIZE), 30 if len(asks) < self.teaching else rng.choice(self.stops)),
             n=rng.choice([1, 1, 1, 1, 1, 3]),
             priority=rng.choice(self.priorities),
             deadline_ms=rng.choice(self.deadlines),

@@ -439,10 +439,14 @@ class Pins(Checker):
         super().__init__(config, seed)
         self.held: list[tuple[int, str, list[int], int]] = []  # until when, namespace, tokens, how many are found
         self.refused = self.dropped = 0
+        self.running: set[int] = set()
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Note what was pinned; every few inputs see that it is still found."""
-        memory = world.core._state.memory
+        memory, ran = world.core._state.memory, set(self.running)
+        for one in out.decisions:
+            if one.verdict in ("admitted", "retracted"):
+                (self.running.add if one.verdict == "admitted" else self.running.discard)(one.request)
         if memory is None or memory.cache is None:
             self.held.clear()
             return
@@ -460,7 +464,7 @@ class Pins(Checker):
             return
         for message in _ends(out) if not isinstance(item, inputs.Arrived | inputs.Resumed) else ():
             client, choice = world.by_request[message.request]
-            if client.generate.pin_ms and message.reason in ("stop", "length"):
+            if client.generate.pin_ms and message.reason in ("stop", "length") and message.request in ran:
                 said = _said(client, choice)[: message.prompt_tokens + message.output_tokens]
                 found = cache.match(client.generate.namespace, np.array(said, np.int64), len(said)).tokens
                 until = item.now_ns + client.generate.pin_ms * 1_000_000
