@@ -82,11 +82,15 @@ class FairShare:
             self._forget()
 
     def began(self, namespace: str, tokens: int) -> None:
-        """A request of the namespace started in its turn and takes so many tokens."""
+        """A request of the namespace started and takes so many tokens.
+
+        In its turn, or before others for its age: rounds in which those have turns left do not end with that.
+        """
         assert tokens >= 0, "what was computed is charged, nothing is given back"
         account = self._accounts.get(namespace)
         if account is not None:
-            self._round = max(self._round, account.round)
+            waits = self._turns.first().round if len(self._turns) else account.round
+            self._round = max(self._round, min(account.round, waits))
         self.charge(namespace, tokens)
         self._forget()
 

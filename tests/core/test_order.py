@@ -365,3 +365,18 @@ def test_debts_of_namespaces_that_left_are_kept_and_bounded(monkeypatch: pytest.
     content = many.content()
     assert len(content[2]) <= 6  # type: ignore[arg-type]
     assert content[2][0][0] == "n95"  # type: ignore[index]
+
+
+def test_one_that_starts_out_of_turn_ends_no_rounds_for_the_others() -> None:
+    """Where the oldest starts for its age, deep in debt, a newcomer still comes right behind those that have turns."""
+    fair = FairShare(10)
+    for number in range(1, 3):
+        fair.add(request(number, "deep"))
+    for number in range(3, 7):
+        fair.add(request(number, "light"))
+    fair.charge("deep", 10_000)
+    deep = fair._accounts["deep"].waiting.first()
+    fair.remove(deep)
+    fair.began("deep", 5)
+    fair.add(request(7, "new"))
+    assert [one.group.namespace for one in fair.walk()][:3] == ["light", "new", "light"]
