@@ -10,6 +10,7 @@ import pytest
 
 from allocator.columns import i64
 from daemon.core import inputs
+from daemon.core.admission import LOOKAHEAD, LOOKUPS_MAX
 from daemon.core.limits import CoreConfig
 from daemon.core.order import POLICIES
 from daemon.core.outputs import Outputs
@@ -244,3 +245,24 @@ def test_what_a_namespace_is_charged_is_what_was_computed_for_it() -> None:
             wanted[client.generate.namespace] += tokens
         assert charged == {name: tokens for name, tokens in wanted.items() if tokens}
         one.check_rest()
+
+
+# --- what one pass may cost -------------------------------------------------------------------------------------------
+
+
+def test_a_pass_looks_at_so_many_and_looks_few_of_them_up() -> None:
+    """A long prompt starts, and thirty behind it would need chunks too: sixteen are asked, and four of those looked up;
+    the short one behind them starts once it is among the sixteen."""
+    one = world(max_queued_requests=100, max_running_requests=8)
+    for k in range(31):
+        one.send(f"long{k}", [k] * 40, 2)
+    one.send("short", [80, 81], 2)
+    one.tick()
+    assert admissions(one) == [1]
+    assert list(one.core._state.skipped) == list(range(2, 1 + LOOKAHEAD)), "beside the one that starts"
+    assert all(reason == "resident" for reason, _ in one.core._state.skipped.values())
+    looked = [number for number, request in one.core._state.requests.items() if request.match is not None]
+    assert looked == list(range(2, 2 + LOOKUPS_MAX))
+    one.run()
+    one.check_rest()
+    assert 31 - LOOKAHEAD <= admissions(one).index(32) < 31

@@ -223,3 +223,19 @@ def test_without_a_scene_the_question_changes_nothing() -> None:
         one.run()
         logs.append(bytes(one.log))
     assert logs[0] == logs[1]
+
+
+def test_nobody_gives_way_while_admissions_are_throttled() -> None:
+    """Behind a shortage of pages nobody may start for some steps: who gave way then would have made room for nobody."""
+    settings = {"page_size": 1, "max_batched_tokens": 64, "chunked_prefill_size": 4, "overlap": False}
+    one = world(pages=88, caching=False, max_running_requests=9, **settings)
+    for k in range(8):
+        one.send(f"s{k}", 1, 13)
+    one.send("long", 30, 1)
+    drive(one, lambda: bool(one.verdicts("retracted")))
+    assert one.core._state.throttled_steps
+    one.send("high", 40, 2, priority=9)
+    drive(one, lambda: one.verdicts("retracted")[-1].reason == "priority")
+    assert stage(one, "high") == "prefilling"
+    one.run()
+    one.check_rest()
