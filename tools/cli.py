@@ -31,7 +31,10 @@ COMMANDS: dict[str, Command] = {
         "feed a journal to a fresh core: check every step, stop at a record, or say why a request waited",
     ),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
-    "bench": Command("tools.bench", "measure: core, allocator, serve, model, idle"),
+    "bench": Command(
+        "tools.bench",
+        "measure: the core, the allocator, the cache, serving, kernels, pressure; `bench --help` lists them",
+    ),
     "parity": Command("tools.parity", "compare a server's greedy tokens with the reference implementation"),
     "keys": Command("tools.keys", "make CURVE keys for tcp endpoints"),
     "stress": Command("tools.stress", "random programs on the whole allocator with every byte checked; its mutants"),
