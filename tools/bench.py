@@ -20,6 +20,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "idle": ("tools.bench_idle", "processor time of all processes of a server that has nothing to do"),
     "floor": ("tools.bench_floor", "a decode step beside the bare products of the model's shapes"),
     "kernels": ("tools.bench_kernels", "the kernels of this machine, beside a measured copy and a measured product"),
+    "cache": (
+        "tools.bench_cache",
+        "what the prefix cache costs: look-ups, giving memory back, steps beside many nodes",
+    ),
     "hits": ("tools.bench_hits", "what later requests find of earlier ones, and what the checkpoints for it cost"),
     "pressure": ("tools.bench_pressure", "what stays of hot prompts while cold ones pass, beside a published table"),
     "oversubscription": (

@@ -47,7 +47,8 @@ class BenchWorld:
     """A core full of decoding requests, fed as an engine feeds it; `running` requests, `steps` output tokens each.
 
     `bands` as of `bands_of`; the arena holds all of every band that anybody could take, so that nothing is evicted.
-    `waiting` more wait for a row under `policy`, of fifty namespaces and seven priorities.
+    `waiting` more wait for a row under `policy`, of fifty namespaces and seven priorities. `spare_pages` more than that
+    are there for whoever fills them; `eviction` is the policy by which they are given up.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class BenchWorld:
         bands: list[BandGeometry],
         waiting: int = 0,
         policy: str = "priority",
+        spare_pages: int = 0,
+        eviction: str = "value",
     ) -> None:
         output = steps + 64
-        pages = running * (-(-(PROMPT_TOKENS + PAGE_SIZE + output) // PAGE_SIZE) + 1)
+        pages = running * (-(-(PROMPT_TOKENS + PAGE_SIZE + output) // PAGE_SIZE) + 1) + spare_pages
         slots = running * (3 + output // 256)
         units = sum(slots if band.kind == "state" else pages for band in bands)
         geometry = Geometry(PAGE_SIZE, pages, slots, [StageGeometry(UNIT_BYTES * (units + 1), UNIT_BYTES, bands)])
@@ -72,6 +75,7 @@ class BenchWorld:
             max_batched_tokens=max(8192, 2 * running),
             chunked_prefill_size=8192,
             reserve="full",
+            eviction_policy=eviction,
         )
         self.core, self.journal = SchedulerCore(config), journal
         self.now_ns = 0

@@ -236,12 +236,8 @@ class PrefixTree:
         tree = self._tree
         tree.version += 1
         eviction = Eviction(tree, self._pins, enough)
-        for name in sorted(tree.space_orders):
-            if (
-                name in tree.spaces
-                and self._over(name)
-                and eviction.walk(tree.space_orders[name], only, self._kept(name))
-            ):
+        for name in sorted(tree.over):
+            if eviction.shrink(tree.spaces[name], only):
                 return eviction.parts
         eviction.walk(tree.order, only)
         return eviction.parts
@@ -249,11 +245,10 @@ class PrefixTree:
     def shrink(self, namespace: str) -> tuple[Int32s, ...]:
         """Give up what a namespace holds beyond its quota, as far as nobody reads it; ids per band."""
         tree = self._tree
-        if not self._over(namespace):
-            return Eviction(tree, self._pins, lambda freed: True).parts
-        tree.version += 1
         eviction = Eviction(tree, self._pins, lambda freed: False)
-        eviction.walk(tree.space_orders[namespace], None, self._kept(namespace))
+        if namespace in tree.over:
+            tree.version += 1
+            eviction.shrink(tree.spaces[namespace], None)
         return eviction.parts
 
     def flush(self) -> tuple[Int32s, ...]:
@@ -285,10 +280,3 @@ class PrefixTree:
             if len(locks) != tree.open_locks:
                 raise InvariantBroken("core.prefix_tree", f"{tree.open_locks} locks are open, not {len(locks)}")
             check_locks(roots, windows, locks)
-
-    def _over(self, namespace: str) -> bool:
-        space = self._tree.spaces.get(namespace)
-        return space is not None and self._tree.over_quota_bytes(space) > 0
-
-    def _kept(self, namespace: str) -> Callable[[], bool]:
-        return lambda: not self._over(namespace)

@@ -15,7 +15,7 @@ import numpy as np
 from allocator.capacity import Demand
 from allocator.columns import Int32s
 from daemon.core.eviction import EvictionOrder
-from daemon.core.tree_nodes import NO_PAGES, Node
+from daemon.core.tree_nodes import NO_PAGES, Node, Space
 from daemon.core.tree_pins import Pins
 from daemon.core.tree_state import TreeState
 from daemon.core.tree_worth import derive, derive_states
@@ -25,12 +25,12 @@ Gain = Callable[[int], list[int]]
 
 
 class Eviction:
-    """One walk: until `enough` says so of the units freed, per band. `parts` are the ids that came free."""
+    """What one need takes, until `enough` says so of the units freed, per band. `parts` are the ids that came free."""
 
     def __init__(self, tree: TreeState, pins: Pins, enough: Enough) -> None:
         self._tree = tree
         self._pins = pins
-        self._enough = enough
+        self._need = self._enough = enough
         self._freed = [0] * tree.shape.count
         self._parts: list[list[Int32s]] = [[] for _ in range(tree.shape.count)]
 
@@ -39,12 +39,19 @@ class Eviction:
         """Ids that came free so far, per band."""
         return tuple(np.concatenate(ids) if ids else NO_PAGES for ids in self._parts)
 
-    def walk(self, order: EvictionOrder, only: int | None, stop: Callable[[], bool] | None = None) -> bool:
-        """Victims of one order, of one band only or of all; True when it is enough. `stop` ends it before that."""
+    def shrink(self, space: Space, only: int | None) -> bool:
+        """What a namespace holds beyond its quota, and no more than is needed; True when it is enough."""
+        shape = self._tree.shape
+        least = shape.bytes_of(self._freed) + self._tree.over_quota_bytes(space)
+        self._enough = lambda freed: self._need(freed) or shape.bytes_of(freed) >= least
+        self.walk(self._tree.space_orders[space.name], only)
+        self._enough = self._need
+        return self._need(tuple(self._freed))
+
+    def walk(self, order: EvictionOrder, only: int | None) -> bool:
+        """Victims of one order, of one band only or of all; True when it is enough."""
         tree = self._tree
         while not self._enough(tuple(self._freed)):
-            if stop is not None and stop():
-                return False
             victim = order.pop(only)
             if victim is None:
                 return False

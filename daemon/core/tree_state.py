@@ -35,6 +35,7 @@ class TreeState:
         self.order = EvictionOrder(shape.count, shape.owner, shape.state, policy)
         self._policy = policy
         self.space_orders: dict[str, EvictionOrder] = {}  # of the namespaces with a limit
+        self.over: dict[str, None] = {}  # namespaces that hold more than their limit
         self._quota_of = quota_of
         self._serial = 0
 
@@ -61,6 +62,7 @@ class TreeState:
         """A namespace that holds nothing and that nobody reads is forgotten."""
         if not space.root.children and not space.root.locks:
             del self.spaces[space.name]
+            self.over.pop(space.name, None)
             self.space_orders.pop(space.name, None)
 
     def over_quota_bytes(self, space: Space) -> int:
@@ -79,7 +81,13 @@ class TreeState:
     def hold(self, node: Node, band: int, units: int) -> None:
         """A node has so many units more of a band, or fewer."""
         self.held[band] += units
-        node.space.held[band] += units
+        space = node.space
+        space.held[band] += units
+        if space.quota_bytes >= 0:
+            if self.over_quota_bytes(space) > 0:
+                self.over[space.name] = None
+            else:
+                self.over.pop(space.name, None)
         assert self.held[band] >= 0, "nothing is given up twice"
 
     def offer(self, node: Node, band: int) -> None:
