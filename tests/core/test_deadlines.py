@@ -207,3 +207,22 @@ def test_reports_that_wait_together_make_no_fast_forward() -> None:
     pace.reported(now - 5 * MS, 0, now + 200 * MS)
     pace.reported(now + 5 * MS, 0, now + 200 * MS + 1000)
     assert pace.step_ns >= 5 * MS
+
+
+def test_one_that_gave_way_is_held_to_what_it_must_compute_again() -> None:
+    """Retracted in the middle of its output it is ended when prompt, kept output and the rest no longer fit."""
+    world = paced(max_running_requests=1, schedule_policy="priority", priority_preemption=True, retracts_max=1)
+    world.send(
+        "low", [60 + k for k in range(8)], 40, min_tokens=40, deadline_ms=600, namespace="salt:other", store=False
+    )
+    began_ns = world.now_ns
+    run(world, lambda: len(world.output("low")) == 20)
+    world.send("high", 3, 90, min_tokens=90, priority=5)
+    run(world, lambda: bool(world.clients["fe", "low"].finished))
+    finished, kept = world.finished("low"), len(world.output("low"))
+    assert [decision.reason for decision in world.verdicts("retracted")] == ["priority"]
+    assert f"{8 + kept} prompt and {40 - kept} output tokens" in finished.detail
+    least_ms = 10 * (-(-(8 + kept) // 8) + 40 - kept - 1)
+    assert 0 <= world.now_ns - began_ns - (600 - least_ms) * MS <= 20 * MS, "as soon as it is too late, and not before"
+    run(world)
+    world.check_rest()
