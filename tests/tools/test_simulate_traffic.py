@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ GOOD = {"timestamp": 5, "input_length": 700, "output_length": 3, "hash_ids": [7,
 
 REFUSED: list[tuple[dict[str, Any] | str, str]] = [
     ("{", "line 2 is no JSON: "),
+    ("[" * 100_000, "line 2 is nested too deeply; a request is one object whose values are numbers"),
+    ('{"timestamp": 6, "other": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2 is nested too deeply"),
     ("[1]", r"line 2 is no JSON object, but '\[1\]'"),
     ({"output_length": 1}, "line 2 lacks timestamp"),
     ({"timestamp": 6, "hash_ids": [1]}, "line 2 lacks output_length"),
@@ -73,6 +76,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(json.dumps(GOOD).encode() * 100)[:-20])
     with pytest.raises(SimulateError, match=r"cut.gz cannot be read"):
         read_trace(str(tmp_path / "cut.gz"))
+    packed = gzip.compress(json.dumps(GOOD).encode() * 100)
+    (tmp_path / "flipped.gz").write_bytes(packed[:12] + b"\xff" * 20 + packed[32:])
+    with pytest.raises(SimulateError, match=r"flipped.gz cannot be read"):
+        read_trace(str(tmp_path / "flipped.gz"))
 
 
 def test_a_gzipped_file_is_the_same_trace(tmp_path: Path) -> None:
@@ -83,6 +90,17 @@ def test_a_gzipped_file_is_the_same_trace(tmp_path: Path) -> None:
     one, two = read_trace(str(plain)), read_trace(str(tmp_path / "b"))
     assert [one.prompt(k).tolist() for k in range(9)] == [two.prompt(k).tolist() for k in range(9)]
     assert (one.vocab_size, one.longest) == (two.vocab_size, two.longest)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_may_be_a_pipe(packed: bool, tmp_path: Path) -> None:
+    """What can be read only once is read once."""
+    plain = write(tmp_path / "a", conversations(1, 9, 10))
+    read, written = os.pipe()
+    with open(written, "wb") as file:
+        file.write(gzip.compress(plain.read_bytes()) if packed else plain.read_bytes())
+    assert len(read_trace(f"/dev/fd/{read}").lines) == 9
+    os.close(read)
 
 
 def test_times_count_from_the_first_line_and_strange_fields_are_named(tmp_path: Path) -> None:

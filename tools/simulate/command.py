@@ -3,8 +3,8 @@
     bandmaster simulate TRACE (--band KIND=BYTES/UNIT ... | --model MODEL) [--arena-fraction 5%,20%] [--policy lru,...]
 
 Owns the command line and the document. Must never decide anything about memory: every figure comes from the core that
-serves. Exit code 0; 1 when a run did not account for every request, with what was wrong; 2 for what cannot be
-simulated.
+serves. Exit code 0; 1 when a run did not account for every request or a result was not written, with what was wrong; 2
+for what cannot be simulated; 130 interrupted. A result file keeps what it held until its new text is complete.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from tools.simulate.bound import OfflineBound
 from tools.simulate.errors import SimulateError
 from tools.simulate.paths import Reuse, everything, find_reuse
 from tools.simulate.plot import svg
+from tools.simulate.results import put
 from tools.simulate.run import Run
 from tools.simulate.scene import OWN_DEFAULTS, SETTINGS, Scene, make_scene
 from tools.simulate.show import show
 from tools.simulate.traffic import BLOCK_TOKENS
 from tools.simulate.workers import run_all
 
-USAGE, FAILED = 2, 1
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,9 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_model("--tp", default="1", metavar="N", help="with --model: tensor ranks, of which one is simulated [1]")
     group = parser.add_argument_group("memory")
     text = "bytes of the arena; several to compare"
-    group.add_argument("--arena-bytes", default="", metavar="BYTES,...", help=text)
+    group.add_argument("--arena-bytes", default=None, metavar="BYTES,...", help=text)
     text = "or parts of what holds everything: distinct pages, a checkpoint per grid point, a window per prefix end"
-    group.add_argument("--arena-fraction", default="", metavar="PART,...", help=f"{text} [20%%]")
+    group.add_argument("--arena-fraction", default=None, metavar="PART,...", help=f"{text} [20%%]")
     text = "eviction policies to compare, each with a checkpoint policy if it says so: value,lru,value/grid"
     group.add_argument("--policy", default="value,lru", metavar="NAME,...", help=f"{text} [value,lru]")
     group = parser.add_argument_group("time")
@@ -64,13 +65,15 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--decode-us", default="40", metavar="US", help="and for each decoding request [40]")
     group.add_argument("--speed", default="1", metavar="X", help="requests arrive X times as fast as in the trace [1]")
     group = parser.add_argument_group("the trace")
-    group.add_argument("--requests", default="0", metavar="N", help="only the first N [all]")
+    group.add_argument("--requests", default=None, metavar="N", help="only the first N [all]")
     text = f"tokens of a hashed block [{BLOCK_TOKENS}]"
     group.add_argument("--block-tokens", default=str(BLOCK_TOKENS), metavar="N", help=text)
     group = parser.add_argument_group("results")
     group.add_argument("--json", action="store_true", default=False, help="print one JSON object instead of tables")
-    group.add_argument("--per-request", default="", metavar="FILE", help="a JSON line for every request of every run")
-    group.add_argument("--plot", default="", metavar="FILE", help="an SVG of the memory by band over time")
+    text = "a JSON line for every request of every run; -: on standard output, without the tables"
+    group.add_argument("--per-request", default=None, metavar="FILE", help=text)
+    text = "an SVG of the memory by band over time; -: on standard output, without the tables"
+    group.add_argument("--plot", default=None, metavar="FILE", help=text)
     group.add_argument("--no-bound", action="store_true", default=False, help="leave the offline bound out")
     group.add_argument("--jobs", default="1", metavar="N", help="runs at a time, a process each [1]")
     group = parser.add_argument_group("settings of `bandmaster serve`")
@@ -84,17 +87,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     values = vars(build_parser().parse_args(argv))
     try:
         document, runs, scene = _simulate(values)
-        _write(values, scene, runs)
     except (SimulateError, ConfigError) as error:
         sys.stderr.write(f"bandmaster simulate: {error}\n")
         return USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write("bandmaster simulate: interrupted; nothing was written\n")
+        return INTERRUPTED
+    wrong = [f"{run.arena} {run.policy}: {run.error}" for run in runs if run.error]
     if values["json"]:
         print(json.dumps(document))
-    else:
+    elif not scene.results.on_stdout:
         show(document)
-    wrong = [run for run in runs if run.error]
-    for run in wrong:
-        sys.stderr.write(f"bandmaster simulate: {run.arena} {run.policy}: {run.error}\n")
+    wrong += _write(scene, runs)
+    for text in wrong:
+        sys.stderr.write(f"bandmaster simulate: {text}\n")
     return FAILED if wrong else 0
 
 
@@ -187,22 +193,24 @@ def _document(scene: Scene, reuse: Reuse, bounds: Mapping[str, int], runs: Seque
     }
 
 
-def _write(values: Mapping[str, Any], scene: Scene, runs: Sequence[Run]) -> None:
-    """The files that were asked for."""
-    if values["per_request"]:
+def _write(scene: Scene, runs: Sequence[Run]) -> list[str]:
+    """The results that were asked for, each though another cannot be written; what went wrong."""
+    texts: dict[str, tuple[str, str]] = {}
+    results = scene.results
+    if results.per_request is not None:
         rows = [{"arena": run.arena, "policy": run.policy, **row} for run in runs for row in run.requests]
-        _put("--per-request", values["per_request"], "".join(json.dumps(row) + "\n" for row in rows))
-    if values["plot"]:
+        texts["--per-request"] = (results.per_request, "".join(json.dumps(row) + "\n" for row in rows))
+    if results.plot is not None:
         sizes = {run.arena: scene.arena_bytes[run.arena] for run in runs}
         title = f"{Path(scene.trace.path).name}: {scene.shape.name}"
-        _put("--plot", values["plot"], svg(runs, scene.shape.bands, sizes, title))
-
-
-def _put(flag: str, path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SimulateError(f"{flag} {path} cannot be written: {error}") from error
+        texts["--plot"] = (results.plot, svg(runs, scene.shape.bands, sizes, title))
+    wrong = []
+    for flag, (path, text) in texts.items():
+        try:
+            put(flag, path, text)
+        except SimulateError as error:
+            wrong.append(str(error))
+    return wrong
 
 
 if __name__ == "__main__":

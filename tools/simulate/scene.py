@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from daemon.app import core_config
@@ -20,6 +19,7 @@ from daemon.settings_table import BY_KEY, Settings
 from ipc.messages import ModelFacts
 from tools.simulate.engine import Times, chain_start_bytes, one_stage
 from tools.simulate.errors import SimulateError
+from tools.simulate.results import Results, claim
 from tools.simulate.run import Job, with_policy
 from tools.simulate.shape import Shape, shape_of_bands, shape_of_model
 from tools.simulate.traffic import LENGTH_MAX, Trace, read_trace
@@ -62,6 +62,8 @@ CHECKPOINTS = BY_KEY["checkpoint-policy"].choices
 FRACTION_MAX = 100.0
 NS_PER_US_MAX = 10**9
 SPEED_MAX = 10**6
+REQUESTS_MAX = 1 << 40
+DIGITS_MAX = 30  # of a whole number, far above every range here
 
 
 class Arena(NamedTuple):
@@ -86,6 +88,7 @@ class Scene:
     sizes: tuple[int, ...]
     fractions: tuple[tuple[str, float], ...]
     at_a_time: int
+    results: Results
     notes: list[str] = field(default_factory=list)
     arena_bytes: dict[str, int] = field(default_factory=dict)
 
@@ -149,11 +152,10 @@ def make_scene(values: Mapping[str, Any]) -> Scene:
     }
     policies = tuple(_policy(text) for text in _several("--policy", values["policy"]))
     sizes, fractions = _arena_sizes(values)
-    for name in ("per_request", "plot"):
-        _claim(f"--{name.replace('_', '-')}", values[name])
+    results = claim(values)
     shape, settings = _shape_and_settings(values, flags)
     block = _whole("--block-tokens", values["block_tokens"], 1, LENGTH_MAX)
-    trace = read_trace(values["trace"], block, _whole("--requests", values["requests"], 0, 1 << 40))
+    trace = read_trace(values["trace"], block, _requests(values["requests"]))
     notes = list(shape.notes)
     if trace.unused:
         notes.append(f"these fields of the trace say nothing here: {', '.join(trace.unused)}")
@@ -170,8 +172,14 @@ def make_scene(values: Mapping[str, Any]) -> Scene:
         sizes=sizes,
         fractions=fractions,
         at_a_time=_whole("--jobs", values["jobs"], 1, 1024),
+        results=results,
         notes=notes,
     )
+
+
+def _requests(text: str | None) -> int:
+    """How many of the trace, 0: all."""
+    return 0 if text is None else _whole("--requests", text, 1, REQUESTS_MAX)
 
 
 def _shape_and_settings(values: Mapping[str, Any], flags: dict[str, Any]) -> tuple[Shape, Settings]:
@@ -225,11 +233,12 @@ def _policy_name(eviction: str, checkpoints: str) -> str:
 
 
 def _arena_sizes(values: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[tuple[str, float], ...]]:
-    if values["arena_bytes"] and values["arena_fraction"]:
+    given, parts = values["arena_bytes"], values["arena_fraction"]
+    if given is not None and parts is not None:
         raise SimulateError("--arena-bytes and --arena-fraction both say how large arenas are; give one of them")
     row = BY_KEY["arena-bytes"]
     sizes = []
-    for text in _several("--arena-bytes", values["arena_bytes"]):
+    for text in _several("--arena-bytes", given) if given is not None else ():
         try:
             sizes.append(int(parse_value(row, text, "flag")))
         except ConfigError:
@@ -240,8 +249,8 @@ def _arena_sizes(values: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[tupl
             )
     if sizes:
         return tuple(sizes), ()
-    parts = _several("--arena-fraction", values["arena_fraction"] or "20%")
-    return (), tuple((_fraction_name(part), part) for part in map(_fraction, parts))
+    wanted = map(_fraction, _several("--arena-fraction", "20%" if parts is None else parts))
+    return (), tuple((_fraction_name(part), part) for part in wanted)
 
 
 def _fraction(text: str) -> float:
@@ -266,18 +275,21 @@ def _size_name(size: int) -> str:
 
 
 def _several(flag: str, text: str) -> list[str]:
-    """Comma-separated entries, none twice; empty text has none."""
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    """Comma-separated entries, at least one, none empty and none twice."""
+    parts = [part.strip() for part in text.split(",")]
+    if "" in parts:
+        raise SimulateError(f"{flag} {text!r}: {'an entry' if text.strip() else 'it'} is empty")
     doubled = [part for at, part in enumerate(parts) if part in parts[:at]]
-    if "" in parts or doubled:
-        raise SimulateError(f"{flag} {text!r}: {f'{doubled[0]} is there twice' if doubled else 'an entry is empty'}")
+    if doubled:
+        raise SimulateError(f"{flag} {text!r}: {doubled[0]} is there twice")
     return parts
 
 
 def _whole(flag: str, text: str, low: int, high: int) -> int:
-    if not text.strip().isdecimal() or not low <= int(text) <= high:
+    digits = text.strip()
+    if not digits.isdecimal() or len(digits) > DIGITS_MAX or not low <= int(digits) <= high:
         raise SimulateError(f"{flag}: {text!r} is no whole number from {low} to {high}")
-    return int(text)
+    return int(digits)
 
 
 def _number(flag: str, text: str, low: float, high: float) -> float:
@@ -292,14 +304,3 @@ def _number(flag: str, text: str, low: float, high: float) -> float:
 
 def _time_ns(flag: str, text: str) -> int:
     return round(_number(flag, text, 0, NS_PER_US_MAX) * 1000)
-
-
-def _claim(flag: str, path: str) -> None:
-    """See that a result file can be written before anything runs for minutes."""
-    if not path:
-        return
-    try:
-        with Path(path).open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise SimulateError(f"{flag} {path} cannot be written: {error}") from error

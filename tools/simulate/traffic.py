@@ -15,6 +15,7 @@ that only what a trace says is shared is found in a cache.
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,11 +132,10 @@ def read_trace(path: str, block_tokens: int = BLOCK_TOKENS, most: int = 0) -> Tr
 
 def _texts(path: str) -> Iterable[bytes]:
     try:
-        with Path(path).open("rb") as plain:
-            packed = plain.read(2) == GZIP_MAGIC
-        with gzip.open(path, "rb") if packed else Path(path).open("rb") as lines:
-            yield from lines
-    except (OSError, EOFError) as error:
+        with Path(path).open("rb") as plain:  # opened once: it may be a pipe
+            packed = plain.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
+            yield from gzip.GzipFile(fileobj=plain) if packed else plain
+    except (OSError, EOFError, zlib.error) as error:
         raise SimulateError(f"{path} cannot be read: {error}") from error
 
 
@@ -188,6 +188,11 @@ class _Reader:
             fields = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise SimulateError(f"{self.path}, line {number} is no JSON: {error}") from error
+        except RecursionError:  # of the decoder, which bounds how deep it goes
+            raise SimulateError(
+                f"{self.path}, line {number} is nested too deeply; a request is one object whose values are numbers, "
+                "texts, true, false, or a list of numbers"
+            ) from None
         if not isinstance(fields, dict):
             shown = text.strip()[:40].decode(errors="replace")
             raise SimulateError(f"{self.path}, line {number} is no JSON object, but {shown!r}")
