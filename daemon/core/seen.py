@@ -7,6 +7,8 @@ Invariant: what was added is known at least until as many others again were adde
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 FILTER_BYTES = 1 << 21
 FILTER_BITS = FILTER_BYTES * 8
 ADDED_MAX = 1 << 18  # per filter
@@ -38,7 +40,7 @@ class SeenBeginnings:
 
     def content(self) -> list[bytes | int]:
         """What the state digest covers."""
-        return [self._added, bytes(self._newer), bytes(self._older)]
+        return [self._added, blake2b(self._newer).digest(), blake2b(self._older).digest()]
 
 
 def _places(digest: bytes) -> tuple[int, ...]:

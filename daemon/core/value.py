@@ -26,7 +26,7 @@ INNER = SHARED + WORTHS
 ENDS = INNER + WORTHS
 CLASSES = ENDS + VISITS * WORTHS
 
-SHARED_TIMES = 4  # an end that several paths lead on from is expected to be used so many times as often as the best one
+SHARED_TIMES = 4  # what is shared is expected to be used so many times as often as the best other path of its age
 SHARERS_MIN = 3  # a node is shared when its visit was so often one of another line
 NEVER = 1 << 100
 
@@ -97,7 +97,7 @@ class ValuePerByte:
         elif class_ == TAIL:
             rate = self._visits.tail_rate(visit)
         elif SHARED <= class_ < INNER:
-            rate = self._visits.best_rate(visit) * (SHARED_TIMES if node.children else 1)
+            rate = self._visits.best_rate(visit) * SHARED_TIMES
         else:
             rate = self._visits.rate(visit) >> LESS[INNER if class_ >= INNER else class_]
         return ASIDE + 2 + (rate << node.worth)
@@ -113,7 +113,7 @@ def _end(node: Node) -> int:
         return SHARED + node.worth
     if node.visit is None:
         return ENDS + node.worth
-    if node.visit.over and not node.sharers:
+    if node.visit.over:
         return ASIDE
     return TAIL if node.tail else ENDS + node.visit.class_ * WORTHS + node.worth
 

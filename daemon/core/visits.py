@@ -45,11 +45,11 @@ RATE = 1 << 40  # scale of rates per millisecond
 LEARN_EVERY = 64  # visits
 SEEN_MAX = 4096  # of one class: then all counts are halved, so that old days weigh less
 GUESS = 8  # visits that a guess weighs beside those of all classes
-FACTOR_GUESS = 2  # continuations that a factor of one weighs beside those of its classes
+FACTOR_GUESS = 8  # continuations that a factor of one weighs beside those of its classes
 GUESSED_CHANCE = ONE // 20  # that a path is taken up in one of the buckets, before anything was learned
 TAILS = 2  # continuations that the guess weighs that tails are found: they are what clients were sent
 CHANCE_MAX = ONE - ONE // 20
-PRIOR = 1000  # visits that the chance of all classes, times a class's factor, weighs beside those of the class
+PRIOR = 16  # visits that the chance of all classes, times a class's factor, weighs beside those of the class
 ROUNDS = 3  # of fitting the factors of turns and of additions to one another
 
 
