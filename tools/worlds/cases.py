@@ -46,12 +46,13 @@ SINGLE = ("",) * 10 + ("epoch", "epoch", "drain", "drain", "stop", "degrade")
 class Ask(msgspec.Struct):
     """One request. Its prompt begins with the first `shared` tokens of what request `parent` asked and was told.
 
-    Without a parent (-1) those are of stream `stem`; then come `own` tokens that no other request has.
+    Without a parent (-1) those are of stream `stem`; then come `own` tokens of `stream`, which no other request has.
     """
 
     parent: int
     stem: int
     shared: int
+    stream: int
     own: int
     max_tokens: int | None
     min_tokens: int = 0
@@ -252,6 +253,7 @@ class _Happens:
             parent=parent,
             stem=rng.randrange(STEMS),
             shared=rng.choice([7, 40, MODEL_LEN]) if parent >= 0 else max(0, length - own),
+            stream=OWN + len(asks),
             own=max(1, min(own, length)),
             max_tokens=0 if scoring else rng.choice(self.outputs),
             min_tokens=0 if scoring else rng.choice([0, 0, 1]),
@@ -276,7 +278,7 @@ def prompt_of(case: Case, number: int, parent: Sequence[int]) -> list[int]:
     """The prompt of a request whose parent has asked and was told `parent` (empty without one)."""
     ask = case.asks[number]
     begin = list(parent[: ask.shared]) if ask.parent >= 0 else stream_tokens(ask.stem, ask.shared, VOCAB_SIZE)
-    return begin + stream_tokens(OWN + number, ask.own, VOCAB_SIZE)
+    return begin + stream_tokens(ask.stream, ask.own, VOCAB_SIZE)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -451,7 +451,10 @@ class Pins(Checker):
             self.held.clear()
             return
         cache = memory.cache
-        if cache.pins_dropped != self.dropped or isinstance(item, inputs.EpochBegan):
+        dropped = (
+            cache.pins_dropped != self.dropped
+        )  # of which pin is not told; one that ends up in parts holds nothing
+        if dropped or isinstance(item, inputs.EpochBegan):
             self.held.clear()
             self.dropped = cache.pins_dropped
         self.held = [pin for pin in self.held if pin[0] > item.now_ns]
@@ -459,8 +462,8 @@ class Pins(Checker):
             for until, space, tokens, found in self.held:
                 now = cache.match(space, np.array(tokens, np.int64), found).tokens
                 self.demand(now >= found, f"{now} of {found} tokens are left of a prefix pinned until {until}")
-        if cache.pins_refused != self.refused:  # which of them was refused is not told
-            self.refused = cache.pins_refused
+        refused, self.refused = cache.pins_refused != self.refused, cache.pins_refused
+        if dropped or refused:
             return
         for message in _ends(out) if not isinstance(item, inputs.Arrived | inputs.Resumed) else ():
             client, choice = world.by_request[message.request]

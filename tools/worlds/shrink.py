@@ -13,7 +13,7 @@ import msgspec
 
 from tools.worlds.cases import Ask, Case
 
-TRIES = 1500
+TRIES = 3000
 PLAIN_ASK: dict[str, Any] = {
     "parent": -1,
     "shared": 0,
