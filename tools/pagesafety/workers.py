@@ -68,7 +68,7 @@ def _start(work: Callable[[Task], Answer], running: dict[Connection, Any]) -> Co
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(work, theirs, os.getpid()), daemon=True)
-    process.start()
+    start_deaf(process)
     theirs.close()
     running[ours] = process
     return ours
@@ -88,7 +88,7 @@ def _receive(connection: Connection, process: Any, task: object) -> Any:
 
 
 def _serve(work: Callable[[Any], Any], connection: Connection, parent: int) -> None:
-    """A process: task after task. The terminal's Ctrl-C is the parent's to handle."""
+    """A process: task after task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:

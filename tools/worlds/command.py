@@ -1,7 +1,8 @@
 """`bandmaster worlds`: random workloads on tiny simulated worlds, judged by every check; and the faults they must find.
 
 Owns the command line, what it prints and the files of failing cases. Exit codes: 0 clean (or every canary found within
-its seeds); 1 not; 2 usage; 3 a process of the command was lost; 130 interrupted. Needs no model and no GPU.
+its seeds); 1 not; 2 usage, a file that is no world, or a directory that cannot be written; 3 a process of the command
+was lost; 130 interrupted, with what was seen so far. Needs no model and no GPU.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.replay is not None:
             return _replay(options.replay)
+        if options.out is not None and not _writable(options.out):
+            return USAGE
         return _hunts(options) if options.canaries is not None else _sweep(options)
     except WorkerLost as error:
         sys.stderr.write(f"bandmaster worlds: {error}, at work on {error.task}\n")
@@ -137,18 +140,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _each(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int, what: str, hear: Callable[[Any], bool]) -> None:
-    """Do all tasks, answers as they come, until `hear` has enough."""
+def _writable(directory: Path) -> bool:
+    """Whether files can be written there; says why not."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / ".probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        sys.stderr.write(f"bandmaster worlds: --out {directory}: {error}\n")
+        return False
+    return True
+
+
+def _each(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int, what: str, hear: Callable[[Any], bool]) -> bool:
+    """Do all tasks, answers as they come, until `hear` has enough; False when the user had enough before."""
     console = Console(stderr=True)
     answers = over_processes(work, tasks, jobs)
+    shown = track(answers, what, len(tasks), console=console, transient=True, disable=not console.is_terminal)
     try:
-        for _, answer in track(
-            answers, what, len(tasks), console=console, transient=True, disable=not console.is_terminal
-        ):
+        for _, answer in shown:
             if not hear(answer):
-                return
+                break
+    except KeyboardInterrupt:
+        return False
     finally:
         answers.close()
+    return True
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -161,8 +179,9 @@ def _sweep(options: argparse.Namespace) -> int:
             sys.stderr.write(f"seed {one.seed} ({one.world}): {_failure_text(one.ran.failure)}\n")
         return len(failed) < options.failures_max
 
-    _each(run_seed, options.seeds, options.jobs, "worlds", hear)
+    whole = _each(run_seed, options.seeds, options.jobs, "worlds", hear)
     happened = sum((one.ran.happened for one in done), Counter[str]())
+    failed.sort(key=lambda one: one.seed)
     found = {
         "worlds": len(done),
         "failed": len(failed),
@@ -171,14 +190,18 @@ def _sweep(options: argparse.Namespace) -> int:
         "kinds": dict(sorted(Counter(one.world for one in done).items())),
         "failures": [
             {"seed": one.seed, "check": one.ran.failure.check, "why": one.ran.failure.text, "at": one.ran.failure.at}
-            for one in sorted(failed)
+            for one in failed
             if one.ran.failure is not None
         ],
+        "whole": whole,
     }
     if options.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
         _show(happened, found)
+    if not whole:
+        sys.stderr.write(f"bandmaster worlds: ended after {len(done)} of {len(options.seeds)} worlds\n")
+        return INTERRUPTED
     _keep(failed, options)
     return FOUND if failed else CLEAN
 
@@ -199,7 +222,7 @@ def _show(happened: Counter[str], found: dict[str, Any]) -> None:
 def _keep(failed: Sequence[Done], options: argparse.Namespace) -> None:
     """Write failing worlds; make one of each check small where that was asked for."""
     small: set[str] = set()
-    for one in sorted(failed, key=lambda done: done.seed):
+    for one in failed:
         failure = one.ran.failure
         assert failure is not None, "only failing worlds are kept"
         case = draw(one.seed)
@@ -209,7 +232,6 @@ def _keep(failed: Sequence[Done], options: argparse.Namespace) -> None:
             sys.stderr.write(f"\nseed {one.seed}, {len(case.actions)} actions: {_failure_text(failure)}\n")
             sys.stderr.write("\n".join(_story(case)) + "\n")
         if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
             path = options.out / f"{failure.check}-{one.seed}.json"
             save(path, case)
             sys.stderr.write(f"run it again: bandmaster worlds --replay {path}\n")
@@ -222,7 +244,8 @@ def _hunts(options: argparse.Namespace) -> int:
         hunted.append(one)
         return True
 
-    _each(hunt, options.canaries, options.jobs, "canaries", hear)
+    if not _each(hunt, options.canaries, options.jobs, "canaries", hear):
+        return INTERRUPTED
     missed = [one.canary for one in hunted if one.seed is None]
     if options.json:
         rows = [one._asdict() | {"failure": one.failure and one.failure.text} for one in hunted]
