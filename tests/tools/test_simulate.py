@@ -21,6 +21,7 @@ FULL = ("--band", "full=1000/page")
 WINDOW = ("--band", "window:1024=600/page")
 STATE = ("--band", "state:512=4000/slot")
 FAMILIES = {"full": FULL, "window": (*FULL, *WINDOW), "state": (*FULL, *WINDOW, *STATE)}
+FCFS = ("--schedule-policy", "fcfs")  # which refuses a priority
 APART_MS = 60_000  # every request is done before the next one comes
 PUBLISHED = Path(__file__).parent / "published"
 
@@ -193,8 +194,43 @@ def test_requests_beyond_the_model_are_told_and_refused(tmp_path: Path, capsys: 
     assert document["runs"][0]["refusals"] == {"prompt_too_long": 1}
 
 
-def test_tables_align_and_say_what_they_show(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_explained_and_times_of_nothing_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody was served: no time is told as if it were short, and each code of refusal has the first one's reason."""
+    row = {"timestamp": 0, "input_length": 512, "output_length": 4, "hash_ids": [1]}
+    file = write(tmp_path / "t", [row, row | {"priority": 3}, row | {"input_length": 51200, "hash_ids": [*range(100)]}])
+    arguments = (file, *FULL, "--no-bound", "--policy", "lru,value", "--max-model-len", 600, *FCFS)
+    (first, second) = simulate(capsys, *arguments)["runs"]
+    assert first["refusals"] == {"bad_parameter": 1, "prompt_too_long": 1}
+    assert first["first_refused"] == second["first_refused"]
+    assert first["first_refused"]["bad_parameter"]["line"] == 2
+    assert first["first_refused"]["prompt_too_long"]["line"] == 3
+    assert command.main([*map(str, arguments)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("refused, bad_parameter, first on line 2: ") == 1
+    assert "priority" in text[text.index("first on line 2") :].splitlines()[0]
+    file = write(tmp_path / "t", [row | {"priority": 1}] * 2)
+    (run,) = simulate(capsys, file, *FULL, "--no-bound", "--policy", "lru", *FCFS)["runs"]
+    assert set(run["queued_ms"].values()) == set(run["first_token_ms"].values()) == {None}
+    assert command.main([str(file), *FULL, "--no-bound", "--policy", "lru", *FCFS]) == 0
+    assert re.search(r"2 bad_parameter( +│ +[0-9]+){3}( +│ +-){4} ", capsys.readouterr().out)
+
+
+def test_a_quota_of_a_namespace_that_nobody_has_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A note names it and the namespaces that there are; those of somebody are no news."""
+    row = {"timestamp": 0, "input_length": 512, "output_length": 4, "hash_ids": [1]}
+    file = write(tmp_path / "t", [row, row | {"namespace": "salt:a"}])
+    arguments = (*FULL, "--no-bound", "--policy", "lru", "--cache-quotas", "salt:a=0.1", "--cache-quotas", "a=0.2")
+    notes = simulate(capsys, file, *arguments)["notes"]
+    assert notes == ["--cache-quotas a: no request is in this namespace; the trace has '', 'salt:a'"]
+
+
+def test_tables_align_and_say_what_they_show(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every line of a table is as long as its frame; policies, bound, clock and bands are named."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     arguments = [str(trace), *FAMILIES["state"], "--arena-fraction", "20%", "--policy", "value,lru,value/grid"]
     assert cli.main(["simulate", *arguments]) == 0
     text = capsys.readouterr().out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from allocator.geometry import BandGeometry
+from tests.tidy.source import ROOT
 from tests.tools.simulate_world import as_tokens, conversations, trace_of, write
 from tools.simulate.errors import SimulateError
 from tools.simulate.paths import everything, find_reuse
@@ -101,6 +104,16 @@ def test_a_trace_may_be_a_pipe(packed: bool, tmp_path: Path) -> None:
         file.write(gzip.compress(plain.read_bytes()) if packed else plain.read_bytes())
     assert len(read_trace(f"/dev/fd/{read}").lines) == 9
     os.close(read)
+
+
+def test_a_dash_is_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there be a file of that name."""
+    monkeypatch.chdir(tmp_path)
+    Path("-").write_text("no trace")
+    program = "from tools.simulate.traffic import read_trace; print(len(read_trace('-').lines))"
+    with write(tmp_path / "a", conversations(1, 9, 10)).open() as rows:
+        done = subprocess.run([sys.executable, "-c", program], stdin=rows, cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == b"9\n"
 
 
 def test_times_count_from_the_first_line_and_strange_fields_are_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from daemon.config import ConfigError
+from tools.output import OutputLost, printing
 from tools.serve_flags import add_setting
 from tools.simulate.bound import OfflineBound
 from tools.simulate.errors import SimulateError
@@ -45,7 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("trace", metavar="TRACE", help="JSON lines, plain or gzipped: timestamp, input_length, output_length, hash_ids")
+    text = "JSON lines, plain or gzipped: timestamp, input_length, output_length, hash_ids"
+    add("trace", metavar="TRACE", help=f"{text}; -: standard input")
     group = parser.add_argument_group("the model")
     add_model = group.add_argument
     text = "a band and its bytes: full=BYTES/page, window:TOKENS=BYTES/page, state:INTERVAL=BYTES/slot; repeat"
@@ -94,12 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("bandmaster simulate: interrupted; nothing was written\n")
         return INTERRUPTED
     wrong = [f"{run.arena} {run.policy}: {run.error}" for run in runs if run.error]
-    if values["json"]:
-        print(json.dumps(document))
-    elif not scene.results.on_stdout:
-        show(document)
+    try:
+        with printing():
+            if values["json"]:
+                print(json.dumps(document))
+            elif not scene.results.on_stdout:
+                show(document)
+    except OutputLost as error:
+        wrong += [str(error)]
     wrong += _write(scene, runs)
-    for text in wrong:
+    for text in filter(None, wrong):
         sys.stderr.write(f"bandmaster simulate: {text}\n")
     return FAILED if wrong else 0
 

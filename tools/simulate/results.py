@@ -6,12 +6,15 @@ nor take for one what the command reads.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tools import result_files
+from tools.output import OutputLost, printing
 from tools.simulate.errors import SimulateError
+from tools.simulate.traffic import STDIN
 
 STDOUT = "-"
 FLAGS = {"per_request": "--per-request", "plot": "--plot"}
@@ -32,7 +35,7 @@ class Results(NamedTuple):
 def claim(values: Mapping[str, Any]) -> Results:
     """The targets of a command line, before anything is read or runs; raises SimulateError. Touches no file."""
     given = {name: values[name] for name in FLAGS if values[name] is not None}
-    reads = {"the trace": values["trace"]}
+    reads = {"the trace": values["trace"]} if values["trace"] != STDIN else {}
     if values["model"]:
         reads["--model"] = values["model"]
         reads["the config of --model"] = str(Path(values["model"]) / "config.json")
@@ -63,11 +66,14 @@ def _one_place(one: str, other: str) -> bool:
 
 
 def put(flag: str, path: str, text: str) -> None:
-    """Write a result; raises SimulateError."""
-    if path == STDOUT:
-        print(text, end="")
-        return
+    """Write a result; raises SimulateError, without a text where the reader of standard output had enough."""
     try:
-        result_files.put(Path(path), text)
+        if path == STDOUT:
+            with printing():
+                sys.stdout.write(text)
+        else:
+            result_files.put(Path(path), text)
+    except OutputLost as error:
+        raise SimulateError(str(error)) from error
     except OSError as error:
         raise SimulateError(f"{flag} {path} was not written: {error}") from error

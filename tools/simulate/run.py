@@ -164,6 +164,7 @@ def _figures(trace: Trace, job: Job, engine: Engine, timeline: Timeline) -> dict
         "requests": len(trace.lines),
         "unanswered": len(trace.lines) - engine.answered,
         "refusals": _by_code(one.refused.code for one in sent if one.refused is not None),
+        "first_refused": _first_refused(trace, engine),
         "ends": _by_code(reason for one in sent for reason in one.ends.values()),
         "retractions": totals["retractions"],
         "retractions_per_request_most": max((one.retractions for one in sent), default=0),
@@ -203,14 +204,26 @@ def _by_code(codes: Any) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _spread(values: list[float | None] | list[float]) -> dict[str, float]:
-    """Mean and percentiles of what is there; zeros where nothing is."""
+def _first_refused(trace: Trace, engine: Engine) -> dict[str, dict[str, Any]]:
+    """Of every code of refusal the first request: its line in the file, and what it was told."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in trace.lines:
+        sent = engine.sent.get(line.id)
+        if sent is not None and sent.refused is not None:
+            found.setdefault(str(sent.refused.code), {"line": line.number, "message": sent.refused.message})
+    return dict(sorted(found.items()))
+
+
+def _spread(values: list[float | None] | list[float]) -> dict[str, float | None]:
+    """Mean and percentiles of what is there; None where nothing is."""
     some = np.array([value for value in values if value is not None], np.float64)
     if not len(some):
-        return {"mean": 0.0} | {f"p{at}": 0.0 for at in PERCENTILES}
+        return dict.fromkeys(("mean", *(f"p{at}" for at in PERCENTILES)))
     found = np.percentile(some, PERCENTILES)
-    shown = {f"p{at}": round(float(value), 3) for at, value in zip(PERCENTILES, found, strict=True)}
-    return {"mean": round(float(some.mean()), 3)} | shown
+    shown: dict[str, float | None] = {
+        f"p{at}": round(float(value), 3) for at, value in zip(PERCENTILES, found, strict=True)
+    }
+    return {"mean": round(float(some.mean()), 3), **shown}
 
 
 def with_policy(config: CoreConfig, eviction: str, checkpoints: str) -> CoreConfig:

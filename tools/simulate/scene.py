@@ -63,6 +63,7 @@ FRACTION_MAX = 100.0
 NS_PER_US_MAX = 10**9
 SPEED_MAX = 10**6
 REQUESTS_MAX = 1 << 40
+NAMED_MAX = 5  # namespaces in a note
 DIGITS_MAX = 30  # of a whole number, far above every range here
 
 
@@ -159,12 +160,14 @@ def make_scene(values: Mapping[str, Any]) -> Scene:
     notes = list(shape.notes)
     if trace.unused:
         notes.append(f"these fields of the trace say nothing here: {', '.join(trace.unused)}")
+    config = core_config(settings)
+    notes += _idle_quotas(trace, config)
     if shape.max_model_len and trace.longest > shape.max_model_len:
         notes.append(f"requests of more than the model's {shape.max_model_len:,d} tokens are refused")
     return Scene(
         trace=trace,
         shape=shape,
-        config=core_config(settings),
+        config=config,
         settings=settings,
         times=Times(*(_time_ns(f"--{name}-us", values[f"{name}_us"]) for name in ("step", "prefill", "decode"))),
         speed=_number("--speed", values["speed"], 1e-6, SPEED_MAX),
@@ -175,6 +178,17 @@ def make_scene(values: Mapping[str, Any]) -> Scene:
         results=results,
         notes=notes,
     )
+
+
+def _idle_quotas(trace: Trace, config: CoreConfig) -> list[str]:
+    """A note for every quota of a namespace in which no request is."""
+    there = sorted({line.namespace for line in trace.lines})
+    named = ", ".join(map(repr, there[:NAMED_MAX])) + (" and others" if len(there) > NAMED_MAX else "")
+    return [
+        f"--cache-quotas {name}: no request is in this namespace; the trace has {named}"
+        for name in config.cache_quotas
+        if name not in there
+    ]
 
 
 def _requests(text: str | None) -> int:

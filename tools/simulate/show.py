@@ -10,20 +10,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 1000  # wider than any table: a narrow terminal wraps lines, but no figure is ever cut off
+from tools.tables import print_table
+
 UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 LEFT = ("arena", "policy", "ends", "refused")
 
 
 def show(document: dict[str, Any]) -> None:
     """Print the document's tables."""
-    console = Console(highlight=False, width=WIDTH)
+    console = Console(highlight=False)
     for line in _headline(document):
         console.print(line, soft_wrap=True, markup=False)
     for table in (_cache(document), _service(document), _cost(document)):
-        console.print(f"\n{table.title}", soft_wrap=True, markup=False)
-        table.title = None
-        console.print(table)
+        print_table(console, table)
+    for line in _refusals(document):
+        console.print(line, soft_wrap=True, markup=False)
     for run in document["runs"]:
         if run["error"]:
             console.print(f"{run['arena']} {run['policy']} failed: {run['error']}", soft_wrap=True, markup=False)
@@ -37,8 +38,10 @@ def size(count: float) -> str:
     return f"{count:,.0f} B"
 
 
-def duration(milliseconds: float) -> str:
-    """Milliseconds in a unit that fits."""
+def duration(milliseconds: float | None) -> str:
+    """Milliseconds in a unit that fits; a dash where it never came to that."""
+    if milliseconds is None:
+        return "-"
     if milliseconds >= 100_000:
         return f"{milliseconds / 60_000:,.1f} min"
     return f"{milliseconds / 1000:,.1f} s" if milliseconds >= 1000 else f"{milliseconds:,.0f} ms"
@@ -62,6 +65,16 @@ def _headline(document: dict[str, Any]) -> list[str]:
         "if every earlier prompt were there at once",
     ]
     return lines + [f"note: {note}" for note in document["notes"]]
+
+
+def _refusals(document: dict[str, Any]) -> list[str]:
+    """Why requests were refused: what the first of each code was told, once for all runs that say the same."""
+    told = {
+        (code, first["line"]): first["message"]
+        for run in document["runs"]
+        for code, first in run["first_refused"].items()
+    }
+    return [f"refused, {code}, first on line {line}: {message}" for (code, line), message in told.items()]
 
 
 def _table(title: str, *names: str) -> Table:
@@ -139,10 +152,7 @@ def _cost(document: dict[str, Any]) -> Table:
             run["policy"],
             *(size(run["peak_bytes"][band]) for band in bands),
             f"{run['steps']:,d}",
-            f"{core['mean']:,.0f}",
-            f"{core['p50']:,.0f}",
-            f"{core['p99']:,.0f}",
-            f"{core['p100']:,.0f}",
+            *("-" if core[name] is None else f"{core[name]:,.0f}" for name in ("mean", "p50", "p99", "p100")),
             duration(run["wall_s"] * 1000),
         )
     return table

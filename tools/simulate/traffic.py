@@ -33,6 +33,7 @@ LENGTH_MAX = 1 << 24  # tokens of a prompt or an output
 TOKEN_MAX = (1 << 24) - 1
 TIMESTAMP_MS_MAX = 1 << 53
 PIN_MS_MAX = DEADLINE_MS_MAX
+STDIN = "-"
 GZIP_MAGIC = b"\x1f\x8b"
 
 REQUIRED = ("timestamp", "output_length")
@@ -132,7 +133,7 @@ def read_trace(path: str, block_tokens: int = BLOCK_TOKENS, most: int = 0) -> Tr
 
 def _texts(path: str) -> Iterable[bytes]:
     try:
-        with Path(path).open("rb") as plain:  # opened once: it may be a pipe
+        with Path("/dev/stdin" if path == STDIN else path).open("rb") as plain:  # opened once: it may be a pipe
             packed = plain.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
             yield from gzip.GzipFile(fileobj=plain) if packed else plain
     except (OSError, EOFError, zlib.error) as error:
