@@ -18,6 +18,8 @@ class Command(NamedTuple):
     about: str
 
 
+INTERRUPTED = 130
+
 COMMANDS: dict[str, Command] = {
     "serve": Command("daemon.launcher", "serve a model over the OpenAI API: everything, started and ended together"),
     "daemon": Command("daemon.__main__", "the scheduler daemon with its ranks, without HTTP"),
@@ -56,7 +58,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns its exit code, 2 for one that does not exist."""
+    """Run a subcommand; returns its exit code, 2 for one that does not exist, 130 for one that Ctrl-C ended."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(usage() + "\n")
@@ -65,7 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         sys.stderr.write(f"bandmaster: there is no command {arguments[0]!r}\n\n{usage()}\n")
         return 2
-    return int(importlib.import_module(command.module).main(arguments[1:]) or 0)
+    try:
+        return int(importlib.import_module(command.module).main(arguments[1:]) or 0)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"bandmaster {arguments[0]}: interrupted\n")
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from tools.processes import start_deaf
+
 PR_SET_PDEATHSIG = 1
 
 Task = TypeVar("Task")

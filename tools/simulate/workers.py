@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tools.processes import start_deaf
 from tools.simulate.errors import SimulateError
 from tools.simulate.run import Job, Run, simulate
 from tools.simulate.traffic import Trace
@@ -38,7 +39,7 @@ def run_all(trace: Trace, jobs: Sequence[Job], at_a_time: int, watch: Watch) -> 
                 index, job = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(trace, job, theirs, os.getpid()), daemon=True)
-                process.start()
+                start_deaf(process)
                 theirs.close()
                 running[ours] = (index, process)
             for connection in wait(list(running)):

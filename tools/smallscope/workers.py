@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
+from tools.processes import start_deaf
 from tools.smallscope.search import Walk, explore
 from tools.smallscope.world import Limits, Shape
 
@@ -57,7 +58,7 @@ def explore_all(jobs: Sequence[Job], at_a_time: int, watch: Watch, done: Callabl
                 number, job = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(job, theirs, os.getpid()), daemon=True)
-                process.start()
+                start_deaf(process)
                 theirs.close()
                 running[ours] = (number, process)
             for connection in wait(list(running)):
