@@ -12,7 +12,7 @@ import pytest
 from daemon.rank.convert import quiet_transformers
 from tests.rank.models import tiny_model
 from tools import cli, plan
-from tools.planning.described import count_parameters, read_config
+from tools.planning.described import count_parameters, describe_model, read_config
 from tools.planning.errors import PlanError
 from tools.planning.show import ranges
 from tools.planning.stages import split_layers
@@ -258,13 +258,31 @@ def test_configs_that_say_nothing_usable_are_refused(
     assert said in refusal(capsys, changed(tmp_path, "bamba-9b", **fields), *ARENA)
 
 
-@pytest.mark.parametrize(("text", "said"), [("[1]", "is no JSON object; give"), ("{}", "has no model_type; give")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "is no JSON object; give"),
+        ("{}", "has no model_type; give"),
+        ("[" * 100_000, "is nested too deeply; give"),
+    ],
+)
 def test_files_that_are_no_config_are_refused(
     text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Named for what they lack."""
     (tmp_path / "config.json").write_text(text)
     assert said in refusal(capsys, tmp_path, *ARENA)
+
+
+def test_defaults_of_the_library_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fields that a file leaves out are named with what is planned instead; a whole config has no such note."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llama", "hidden_size": 4096, "max_position_embeddings": 8192}))
+    (note,) = [note for note in run(capsys, file, *ARENA)["notes"] if "defaults" in note]
+    said = "the config does not say num_hidden_layers 32, num_attention_heads 32: these are defaults of transformers"
+    assert note == f"{said} for llama"
+    for path in Path(__file__).with_name("published").glob("*.config.json"):
+        assert not any("defaults" in note for note in describe_model(str(path), "auto", 0, 0, 1).notes), path
 
 
 def test_what_serve_would_refuse_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

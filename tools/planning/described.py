@@ -17,6 +17,11 @@ from daemon.rank.errors import RankError
 from daemon.rank.support import check_supported
 from tools.planning.errors import PlanError
 
+DECISIVE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+"""Fields that every config file of a model has, under these names or the family's own."""
+LAYER_LISTS = frozenset({"hybrid_override_pattern", "layer_types", "layers_block_type"})
+"""Fields that say how many layers there are by naming each."""
+
 
 class Described(NamedTuple):
     """A model's config and what follows from it; `notes` are for the reader of the plan."""
@@ -32,7 +37,11 @@ class Described(NamedTuple):
 
 def describe_model(path: str, dtype: str, max_model_len: int, checkpoint_interval: int, tp: int) -> Described:
     """Read a directory with config.json, or such a file; `dtype` auto: the config's own; raises PlanError."""
-    config, notes = _text_part(read_config(Path(path)))
+    whole = read_config(Path(path))
+    config, notes = _text_part(whole)
+    if assumed := _assumed(config, _fields(Path(path)), whole is not config):
+        defaults = ", ".join(f"{name} {getattr(config, name)}" for name in assumed)
+        notes.append(f"the config does not say {defaults}: these are defaults of transformers for {config.model_type}")
     own = int(getattr(config, "max_position_embeddings", 0) or 0)
     if not own:
         raise PlanError(f"{path}: the config names no max_position_embeddings; add it")
@@ -62,15 +71,7 @@ def read_config(path: Path) -> Any:
     quiet_transformers()
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise PlanError(f"{file} does not exist; give a directory with config.json, or such a file")
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise PlanError(f"{file} is no JSON file: {error}") from error
-    if not isinstance(fields, dict):
-        raise PlanError(f"{file} is no JSON object; give the config.json of a model")
+    fields, file = _fields(path), _file(path)
     if "model_type" not in fields:
         raise PlanError(f"{file} has no model_type; give the config.json of a model")
     name = str(fields["model_type"])
@@ -80,6 +81,38 @@ def read_config(path: Path) -> Any:
         return AutoConfig.from_pretrained(file, local_files_only=True)
     except Exception as error:  # a config class raises whatever its checks raise
         raise PlanError(f"{file}: {name} cannot be made of these fields: {error}") from error
+
+
+def _file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    """What the file says; raises PlanError where it is no JSON object."""
+    file = _file(path)
+    if not file.is_file():
+        raise PlanError(f"{file} does not exist; give a directory with config.json, or such a file")
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise PlanError(f"{file} is no JSON file: {error}") from error
+    except RecursionError:
+        raise PlanError(f"{file} is nested too deeply; give the config.json of a model") from None
+    if not isinstance(fields, dict):
+        raise PlanError(f"{file} is no JSON object; give the config.json of a model")
+    return fields
+
+
+def _assumed(config: Any, fields: dict[str, Any], nested: bool) -> list[str]:
+    """Names of fields that decide what is stored and that the file leaves to the library's defaults."""
+    said = set(fields)
+    if nested:
+        said |= {name for value in fields.values() if isinstance(value, dict) for name in value}
+    if said & LAYER_LISTS:
+        said.add("num_hidden_layers")
+    return [
+        name for name in DECISIVE if hasattr(config, name) and not {name, config.attribute_map.get(name, name)} & said
+    ]
 
 
 def _text_part(config: Any) -> tuple[Any, list[str]]:
