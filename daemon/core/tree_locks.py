@@ -33,7 +33,6 @@ def lock(tree: TreeState, match: Match, reader: Reader) -> Lock:
         reader=reader,
         made_ms=tree.now_ms,
         matched_tokens=match.matched_tokens,
-        known_tokens=match.matched_tokens,
         before=visit_before(match),
     )
     hold_path(tree, node, None)

@@ -201,8 +201,8 @@ class Lock:
     """What one reader holds: the whole path to `node`, each window from `first[band]` on, and `state_node`'s state.
 
     `pages` is where it ends, `hit_pages` where it ended when it was made, in `hit_node`: what lies before was found,
-    not given. `reader` is who reads, `made_ms` when it began, `matched_tokens` what the tree knew of it then,
-    `known_tokens` how much of it had come before at all, and `before` the visit from which it seems to go on.
+    not given. `reader` is who reads, `made_ms` when it began, `matched_tokens` what the tree knew of it then, and
+    `before` the visit from which it seems to go on.
     """
 
     namespace: str
@@ -214,7 +214,6 @@ class Lock:
     reader: Reader
     made_ms: int
     matched_tokens: int
-    known_tokens: int
     before: Visit | None = None
     state_node: Node | None = None
 
@@ -223,7 +222,7 @@ class Lock:
         state = self.state_node.serial if self.state_node is not None else -1
         place = [self.node.serial, self.pages, self.hit_pages, self.first, state]
         before = self.before.content() if self.before is not None else 0
-        return [*place, self.hit_node.serial, self.reader, self.made_ms, self.matched_tokens, self.known_tokens, before]
+        return [*place, self.hit_node.serial, self.reader, self.made_ms, self.matched_tokens, before]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from daemon.core.tree_shape import TOKEN_BYTES
 from daemon.core.tree_state import TreeState, path_up
 from daemon.core.tree_worth import revisit, split
 from daemon.core.value import SHARERS_MIN
-from daemon.core.visits import GHOST_TOKENS, LEFT_TOKENS, MARK_TOKENS, Visit, Visits, mark_of, path_key
+from daemon.core.visits import GHOST_TOKENS, MARK_TOKENS, Visit, Visits, mark_of, path_key
 
 FORKS_MIN = 2  # paths part at a node where so many requests left what was known: it is no turn of one conversation
 
@@ -34,10 +34,6 @@ def recall(tree: TreeState, lock: Lock, tokens: Int64s, first: int, last: int) -
     begin = max(first * size, lock.matched_tokens) // MARK_TOKENS + 1
     for position in range(begin * MARK_TOKENS, last * size + 1, MARK_TOKENS):
         key = path_key(lock.namespace, position, tokens[_known_from(position, size) : position].tobytes())
-        if key in tree.visits.seen:
-            lock.known_tokens = position
-        else:
-            tree.visits.seen.add(key)
         visit = tree.visits.recall(key)
         if visit is not None:
             lock.before = visit
@@ -68,8 +64,6 @@ def leave(tree: TreeState, lock: Lock) -> None:
     for node in path:
         if node.visit is not None and node.visit.line != visit.line:
             node.sharers += 1
-            if visit.left and node.end * size <= lock.matched_tokens:
-                continue  # what was there before it is worth what it was
         node.visit, node.tail = visit, bool(page) and node.start >= page
     for node in path:
         revisit(tree, node)
@@ -80,9 +74,7 @@ def _visit(tree: TreeState, visits: Visits, lock: Lock) -> Visit:
     """The visit of a reader that leaves, and what that says of the one before."""
     before, reader = lock.before, lock.reader
     if before is None:
-        visit = Visit(0, max(0, reader.prompt_tokens - lock.known_tokens), visits.new_line(), tree.now_ms)
-        visit.left = lock.known_tokens >= LEFT_TOKENS
-        return visit
+        return Visit(0, max(0, reader.prompt_tokens - lock.matched_tokens), visits.new_line(), tree.now_ms)
     if reader.resumed:
         if not before.over:
             visits.drop(before)
@@ -90,7 +82,7 @@ def _visit(tree: TreeState, visits: Visits, lock: Lock) -> Visit:
     if not before.over:
         visits.continued(before, lock.made_ms, _tail_found(before, lock))
         _set_aside(tree, before)
-    added = max(0, reader.prompt_tokens - max(lock.known_tokens, before.mark))
+    added = max(0, reader.prompt_tokens - max(lock.matched_tokens, before.mark))
     return Visit(before.turn + 1, added, before.line, tree.now_ms)
 
 

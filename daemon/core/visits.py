@@ -1,7 +1,7 @@
 """Visits: when requests used paths of the prefix tree, which of them went on, and what that says of those to come.
 
 Owns the record of each visit and the chances learned from them: how likely a path is to be taken up again, by how many
-turns it has had, by how much its newest request added to what had come before, and by the time since.
+turns it has had, by how much its newest request added to what it went on from, and by the time since.
 Must never keep a float or read a clock: the time comes with inputs. Invariants: a visit is continued at most once;
 every number is derived from the visits in the order in which they came, so that a replay learns the same.
 
@@ -21,8 +21,6 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from daemon.core.seen import SeenBeginnings
-
 if TYPE_CHECKING:
     from daemon.core.tree_nodes import Node
 
@@ -32,9 +30,7 @@ GHOSTS_MAX = 65_536
 TURNS = 6  # turns told apart: the first to the fifth, and all later ones
 ADDED_TOKENS = (1024, 3072, 8192)  # borders between what requests added
 COLUMNS = len(ADDED_TOKENS) + 1
-ROWS = TURNS + 1  # the last one: what left a path that had come before, and was no turn of it
-CLASSES = ROWS * COLUMNS
-LEFT_TOKENS = 1024  # so much must have come before, or it is only what all requests begin with
+CLASSES = TURNS * COLUMNS
 EDGES_MS = tuple(s * 1000 for s in (0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096))
 BUCKETS = len(EDGES_MS)
 WIDTHS_MS = (*(high - low for low, high in pairwise(EDGES_MS)), EDGES_MS[-1])
@@ -44,8 +40,7 @@ ONE = 1 << 32  # scale of chances
 RATE = 1 << 40  # scale of rates per millisecond
 LEARN_EVERY = 64  # visits
 SEEN_MAX = 4096  # of one class: then all counts are halved, so that old days weigh less
-GUESS = 8  # visits that a guess weighs beside those of all classes
-FACTOR_GUESS = 8  # continuations that a factor of one weighs beside those of its classes
+GUESS = 8  # visits that a guess weighs beside those of all classes, or a factor of one beside those of its classes
 GUESSED_CHANCE = ONE // 20  # that a path is taken up in one of the buckets, before anything was learned
 TAILS = 2  # continuations that the guess weighs that tails are found: they are what clients were sent
 CHANCE_MAX = ONE - ONE // 20
@@ -56,12 +51,12 @@ ROUNDS = 3  # of fitting the factors of turns and of additions to one another
 class Visit:
     """One request's use of a path: in which class, when, up to which token it is sure to be repeated.
 
-    `left`: its request found more than a usual beginning, but no turn that it went on from. `line` is the number of the
-    first visit of those that went on from one another, `again` how many tokens the same prompt would find at most,
-    `end` the node at which the path ended and `end_tokens` how long it was. `over`: it was continued, or will not be.
+    `line` is the number of the first visit of those that went on from one another, `again` how many tokens the same
+    prompt would find at most, `end` the node at which the path ended and `end_tokens` how long it was. `over`: it was
+    continued, or will not be.
     """
 
-    __slots__ = ("added", "again", "end", "end_tokens", "ghost", "left", "line", "mark", "over", "time_ms", "turn")
+    __slots__ = ("added", "again", "end", "end_tokens", "ghost", "line", "mark", "over", "time_ms", "turn")
 
     def __init__(self, turn: int, added: int, line: int, time_ms: int) -> None:
         self.turn = turn
@@ -69,7 +64,7 @@ class Visit:
         self.line = line
         self.mark = self.again = 0
         self.time_ms = time_ms
-        self.over = self.left = False
+        self.over = False
         self.ghost = b""
         self.end: Node | None = None
         self.end_tokens = 0
@@ -77,8 +72,7 @@ class Visit:
     @property
     def class_(self) -> int:
         """Its place in the tables of chances."""
-        row = TURNS if self.left else min(self.turn, TURNS - 1)
-        return row * COLUMNS + bisect_right(ADDED_TOKENS, self.added)
+        return min(self.turn, TURNS - 1) * COLUMNS + bisect_right(ADDED_TOKENS, self.added)
 
     def content(self) -> list[Any]:
         """What the state digest covers."""
@@ -86,7 +80,6 @@ class Visit:
         return [
             self.turn,
             self.added,
-            self.left,
             self.line,
             self.mark,
             self.again,
@@ -113,7 +106,6 @@ class Visits:
     def __init__(self) -> None:
         self.now_ms = 0
         self.version = 0  # rises whenever the tables are made anew
-        self.seen = SeenBeginnings()
         self._ghosts: dict[bytes, Visit] = {}  # by what their paths are known by at their marks, oldest first
         self._waiting: tuple[deque[Visit], ...] = tuple(deque() for _ in range(BUCKETS))  # by the bucket of their age
         self._seen = [[0] * BUCKETS for _ in range(CLASSES)]  # visits not continued before they came to a bucket
@@ -210,7 +202,6 @@ class Visits:
         ghosts = [[key, visit.line] for key, visit in self._ghosts.items()]
         return [
             self.now_ms,
-            self.seen.content(),
             waiting,
             ghosts,
             self._seen,
@@ -248,13 +239,13 @@ def _chances(seen: list[list[int]], hit: list[list[int]]) -> list[list[int]]:
     ]
     expected = [sum(count * chance for count, chance in zip(row, every, strict=True)) for row in seen]
     hits = [sum(row) for row in hit]
-    by_turn, by_added = [ONE] * ROWS, [ONE] * COLUMNS
+    by_turn, by_added = [ONE] * TURNS, [ONE] * COLUMNS
     for _ in range(ROUNDS):
-        for turn in range(ROWS):
+        for turn in range(TURNS):
             cells = [turn * COLUMNS + added for added in range(COLUMNS)]
             by_turn[turn] = _factor(hits, expected, cells, by_added)
         for added in range(COLUMNS):
-            cells = [turn * COLUMNS + added for turn in range(ROWS)]
+            cells = [turn * COLUMNS + added for turn in range(TURNS)]
             by_added[added] = _factor(hits, expected, cells, by_turn)
     rows = []
     for cell in range(CLASSES):
@@ -271,8 +262,8 @@ def _chances(seen: list[list[int]], hit: list[list[int]]) -> list[list[int]]:
 
 def _factor(hits: list[int], expected: list[int], cells: list[int], others: list[int]) -> int:
     """How many times more continuations these cells had than expected (times `ONE`), drawn towards one."""
-    had = sum(hits[cell] for cell in cells) + FACTOR_GUESS
-    due = sum(expected[cell] * other // ONE for cell, other in zip(cells, others, strict=True)) + FACTOR_GUESS * ONE
+    had = sum(hits[cell] for cell in cells) + GUESS
+    due = sum(expected[cell] * other // ONE for cell, other in zip(cells, others, strict=True)) + GUESS * ONE
     return had * ONE * ONE // due
 
 

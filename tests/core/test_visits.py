@@ -7,9 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from daemon.core import seen, visits
+from daemon.core import visits
 from daemon.core.eviction import POLICIES
-from daemon.core.seen import SeenBeginnings
 from daemon.core.tree import PrefixTree
 from daemon.core.tree_nodes import Reader
 from daemon.core.visits import EDGES_MS, GHOSTS_MAX, MARK_TOKENS, Visit, Visits, bucket_of, mark_of, path_key
@@ -150,18 +149,6 @@ def test_equal_histories_learn_the_same_and_the_digest_tells_others_apart() -> N
     assert made[0] != made[2]
 
 
-def test_beginnings_are_known_until_as_many_others_came_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never a no of what was added lately; a yes of what never came is rare."""
-    monkeypatch.setattr(seen, "ADDED_MAX", 1_000)
-    filter_, random = SeenBeginnings(), Random(6)
-    digests = [random.randbytes(16) for _ in range(4_000)]
-    for at, digest in enumerate(digests):
-        filter_.add(digest)
-        assert all(known in filter_ for known in digests[max(0, at - 999) : at + 1 : 97])
-    assert digests[0] not in filter_
-    assert sum(random.randbytes(16) in filter_ for _ in range(5_000)) <= 2
-
-
 @pytest.mark.parametrize("page_size", [48, 64, 512])
 def test_turns_are_told_though_all_was_evicted_in_between(page_size: int) -> None:
     """The second turn is known by the ghost of the first, whatever the page size; a retracted one is no turn."""
@@ -193,7 +180,4 @@ def test_the_classes_are_as_many_as_the_queues_can_tell() -> None:
     """Every visit has a place in the tables."""
     for turn in range(20):
         for added in (0, 1_023, 1_024, 10**6):
-            for left in (False, True):
-                visit = Visit(turn, added, 0, 0)
-                visit.left = left
-                assert 0 <= visit.class_ < visits.CLASSES
+            assert 0 <= Visit(turn, added, 0, 0).class_ < visits.CLASSES
