@@ -67,7 +67,7 @@ class Generate(msgspec.Struct, tag=True, array_like=True):
     fit. `clip` allows the output to be cut to what memory and the model's length can hold. `deadline_ms` counts from
     arrival, 0 is none. A higher `priority` is served earlier. `namespace` says who may share cached prefixes with whom:
     empty, or a kind and a value, like `salt:VALUE`: keys of different kinds are never equal. `store` False: what
-    it computes is not kept for later requests. `pin_ms`: what it leaves in the cache stays at least so long; 0 is none.
+    it computes is not kept for later requests. `pin_ms`: what it leaves in the cache goes last for so long; 0 is none.
     """
 
     id: str
