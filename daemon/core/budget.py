@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from allocator.capacity import CapacityRefusal, Demand
 from allocator.demand import joint
 from daemon.core.expected import SHARE_ONE_PPM
@@ -127,11 +129,9 @@ def without(core: CoreState, budget: PrefillBudget, rows: Sequence[Request], fre
     """The budget as if these requests had given their rows back, which would free so many units."""
     memory = core.memory
     assert memory is not None, "only an epoch admits"
-    named, longest = list(budget.named), budget.longest
-    for request in rows:
-        longest = minus(longest, request.steady)
-        for band, units in enumerate(core.rows.named_units(request.row)):
-            named[band] -= units
+    longest = minus(budget.longest, joint([request.steady for request in rows])) if rows else budget.longest
+    theirs = core.rows.named_units(np.array([request.row for request in rows], np.intp))
+    named = list(minus(budget.named, theirs))
     for band, _ in memory.windows:
         named[band] = budget.named[band] - freed[band]
     weights = [(request.group.namespace, request.max_output - request.began_output) for request in rows]

@@ -60,6 +60,7 @@ def _scalars(core: CoreState) -> list[Any]:
         core.expected.content(),
         core.pace.content(),
         core.throttled_steps,
+        dataclasses.astuple(core.helpless) if core.helpless is not None else 0,
         core.flush_moves,
         core.busy,
         core.blocked,

@@ -10,6 +10,11 @@ taken that is not needed; who was retracted `retracts_max` times is protected fr
         without the cheapest of them, one more each time, until it is enough; then again without each that is not needed
 
 It runs before a step is planned, and reckons with what the rows and the resident chunk will want of that step.
+
+A no is remembered (`CoreState.helpless`), because decoding rows alone never turn it into a yes: what they take they
+were promised. For the same request it is asked again when somebody got a row or gave one back, or another one is partly
+prefilled; each time in vain twice as many passes later at the earliest, up to `PAUSE_MAX_PASSES`. What else may turn it
+(a window that shrinks, an estimate that falls) is found `ASK_AGAIN_PASSES` after the last question at the latest.
 """
 
 from __future__ import annotations
@@ -25,9 +30,12 @@ from daemon.core.budget import open_budget, without
 from daemon.core.memory import plus
 from daemon.core.outputs import Outputs
 from daemon.core.requests import Request
-from daemon.core.state import CoreState
+from daemon.core.state import CoreState, Helpless
 from daemon.core.step_plan import Chunk, StepPlan
 from daemon.core.tree_alone import held_alone
+
+PAUSE_MAX_PASSES = 8  # a request that could not be helped is helped so much later than it could be, at most
+ASK_AGAIN_PASSES = 64  # or so much later, where no row came or went
 
 
 def preempt(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
@@ -40,10 +48,13 @@ def preempt(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
         return None
     candidates = itertools.islice(core.queue.walk(), admission.LOOKAHEAD)
     request = next((one for one in candidates if not admission.sibling(core, one, ())), None)
-    if request is None:
+    if request is None or _known_helpless(core, request):
         return None
     lower = [one for one in core.rows.owners if one is not None and _below(core, one, request)]
-    if not lower or starts(core, request, []) or not starts(core, request, lower):
+    if lower and starts(core, request, []):
+        return None
+    if not lower or not starts(core, request, lower):
+        _remember(core, request)
         return None
     for victim in _needed(core, request, lower):
         assert victim.priority < request.priority, "nobody gives way to an equal"
@@ -66,6 +77,23 @@ def starts(core: CoreState, request: Request, victims: Sequence[Request]) -> boo
     refused = without(core, budget, victims, _freed(core, victims)).refusal(core, chunk, plan)
     caching.drop(core, chunk.hit)
     return refused is None
+
+
+def _known_helpless(core: CoreState, request: Request) -> bool:
+    """Nobody could give way for it when that was asked last, and it is not the time to ask again."""
+    told = core.helpless
+    if told is None or told.request != request.number or core.blocked:
+        return False
+    passes = core.totals.passes - told.asked_pass
+    assert passes > 0, "asked once in a pass"
+    return passes < told.pause_passes or (passes < ASK_AGAIN_PASSES and told.rows == core.row_changes())
+
+
+def _remember(core: CoreState, request: Request) -> None:
+    told, pause = core.helpless, 1
+    if told is not None and told.request == request.number:
+        pause = min(2 * told.pause_passes, PAUSE_MAX_PASSES)
+    core.helpless = Helpless(request.number, core.totals.passes, core.row_changes(), pause)
 
 
 def _below(core: CoreState, running: Request, request: Request) -> bool:
@@ -117,9 +145,7 @@ def _freed(core: CoreState, victims: Sequence[Request]) -> Demand:
     """Units that come free or become evictable when these give everything back."""
     memory = core.memory
     assert memory is not None, "only an epoch has rows"
-    units = memory.none
-    for one in victims:
-        units = plus(units, tuple(len(ids) for ids in core.rows.held(one.row)))
+    units = core.rows.held_units(np.array([one.row for one in victims], np.intp))
     locks = [one.lock for one in victims if one.lock is not None]
     windows = [band for band, _ in memory.windows]
     return plus(units, held_alone(locks, len(memory.none), memory.owner, memory.state, windows))

@@ -128,14 +128,25 @@ class RowTable:
         windows = [table[max(shared, first) :].copy() for first in self.window_first[row].tolist()]
         return [*slots, *windows, table[shared:].copy()]
 
-    def named_units(self, row: int) -> Demand:
-        """Units that a row's table names, whoever owns them, and its slots, per band in chain order."""
-        pages = int(self.pages[row])
-        slots = [self.slots_each] if self.slots_each else []
-        return (*slots, *(pages - first for first in self.window_first[row].tolist()), pages)
+    def named_units(self, rows: Rows) -> Demand:
+        """Units that the tables of these rows name, whoever owns them, and their slots, per band in chain order.
+
+        A unit counts once per row that names it.
+        """
+        pages = int(self.pages[rows].sum())
+        slots = [self.slots_each * len(rows)] if self.slots_each else []
+        return (*slots, *(pages - first for first in self.window_first[rows].sum(axis=0).tolist()), pages)
+
+    def held_units(self, rows: Rows) -> Demand:
+        """How many units these rows own together, per band in chain order."""
+        pages, shared = self.pages[rows], self.shared[rows]
+        slots = [int(np.count_nonzero(self.slots[rows] > 0))] if self.slots_each else []
+        first = np.maximum(self.window_first[rows], shared[:, None])
+        windows = np.maximum(pages[:, None] - first, 0).sum(axis=0)
+        return (*slots, *windows.tolist(), int((pages - shared).sum()))
 
     def all_named_units(self) -> Demand:
-        """The same of all rows together; a unit counts once per row that names it."""
+        """The same of all rows together."""
         pages = int(self.pages.sum())
         slots = [self.slots_each * self.used_count] if self.slots_each else []
         return (*slots, *(pages - first for first in self.window_first.sum(axis=0).tolist()), pages)

@@ -110,6 +110,20 @@ class Gift:
     refused: bool = False
 
 
+@dataclass(slots=True)
+class Helpless:
+    """A waiting request for which nobody could give way: when that was asked, and what there was then.
+
+    `asked_pass` is the pass by number, `rows` what `CoreState.row_changes` said, `pause_passes` how long the question
+    is not asked again whatever changes.
+    """
+
+    request: int
+    asked_pass: int
+    rows: tuple[int, int, int]
+    pause_passes: int
+
+
 class CoreState:
     """The containers; see the module. `memory` and `facts` are None until the first epoch began."""
 
@@ -159,6 +173,7 @@ class CoreState:
         self.expected = Expected(full=self.config.reserve == "full")
         self.pace = Pace(min(self.config.chunked_prefill_size, self.config.max_batched_tokens))
         self.throttled_steps = 0
+        self.helpless: Helpless | None = None  # the newest request that preemption could not help
         self.flush_moves = 0
         self.busy = False  # something happened since the last idle step
         self.blocked = False  # the last tick could schedule nothing and nothing has changed since
@@ -191,6 +206,10 @@ class CoreState:
     def holding(self) -> int:
         """Live choices that have a row."""
         return sum(self.counts[state] for state in sorted(HOLDING))
+
+    def row_changes(self) -> tuple[int, int, int]:
+        """Equal to what it was: nobody got a row or gave one back since, and the same request is partly prefilled."""
+        return self.rows.releases, self.rows.used_count, self.resident.number if self.resident is not None else 0
 
     def intern(self, frontend: str) -> int:
         """The front end's index, the same as long as it is not lost."""

@@ -81,7 +81,7 @@ def test_a_row_holds_the_window_and_the_chunk_no_more(page_size: int, windows: t
         for band, tokens in enumerate(windows):
             first = max(0, start - tokens + 1) // page_size
             last = (int(i32(forward.starts)[0]) + count - 1) // page_size
-            held = one.core._state.rows.named_units(0)[band]
+            held = one.core._state.rows.named_units(np.array([0]))[band]
             assert held == last - first + 1, f"window {tokens} at {start}: {held} units"
     one.run()
     one.check_rest()

@@ -16,7 +16,7 @@ from daemon.core.grid import Kind
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
 from daemon.core.requests import Request, State
-from daemon.core.state import CoreState, Gift
+from daemon.core.state import CoreState, Gift, Helpless
 from ipc.messages import Generate, Sampling
 from tests.core.world import World
 
@@ -147,6 +147,7 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "checkpoints_hit": [1, *core.checkpoints_hit[1:]],
         "changed": {0: [1]},
         "lock": next(owner.lock for owner in core.rows.owners if owner is not None),
+        "helpless": Helpless(some.number, 1, (0, 0, 0), 1),
         "deadlines": [(1, some.number)],
         "_estimates": {"": Estimate(7)},
         "ended": {0: next(iter(next(iter(core.ended_groups.values())).ended.values()))},

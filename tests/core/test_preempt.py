@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from daemon.core import batching, preempt
 from daemon.core.limits import CoreConfig
+from daemon.core.outputs import Outputs
+from daemon.core.requests import Request
+from daemon.core.state import CoreState
 from daemon.core.tree_alone import held_alone
 from tests.core.rank_double import FULL_ONLY, Shape
 from tests.core.scenes import drive, stage
@@ -227,7 +231,7 @@ def test_without_a_scene_the_question_changes_nothing() -> None:
 
 def test_nobody_gives_way_while_admissions_are_throttled() -> None:
     """Behind a shortage of pages nobody may start for some steps: who gave way then would have made room for nobody."""
-    settings = {"page_size": 1, "max_batched_tokens": 64, "chunked_prefill_size": 4, "overlap": False}
+    settings: dict[str, Any] = {"page_size": 1, "max_batched_tokens": 64, "chunked_prefill_size": 4, "overlap": False}
     one = world(pages=88, caching=False, max_running_requests=9, **settings)
     for k in range(8):
         one.send(f"s{k}", 1, 13)
@@ -239,3 +243,115 @@ def test_nobody_gives_way_while_admissions_are_throttled() -> None:
     assert stage(one, "high") == "prefilling"
     one.run()
     one.check_rest()
+
+
+ROOM: dict[str, Any] = {"max_running_requests": 8, "max_batched_tokens": 64}
+
+# --- a no that is remembered ------------------------------------------------------------------------------------------
+
+
+def helpless(**config: Any) -> World:
+    """Three run, and a fourth of a priority between theirs waits: those below it hold too little for it."""
+    settings: dict[str, Any] = {"page_size": 1, "max_running_requests": 4, "reserve": "full"}
+    one = world(pages=118, caching=False, **(settings | config))
+    one.send("low", 2, 40, priority=-1)
+    one.send("equal", 2, 30, priority=3)
+    one.send("higher", 2, 30, priority=9)
+    drive(one, lambda: stage(one, "higher") == "running")
+    one.send("middle", 28, 30, priority=3)
+    return one
+
+
+def test_what_cannot_be_helped_is_not_asked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in which no row comes or goes: the two questions are asked once, and again after so many passes."""
+    asked = 0
+    ask = preempt.starts
+
+    def counted(*args: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        return ask(*args)
+
+    one = helpless()
+    monkeypatch.setattr(preempt, "starts", counted)
+    for _ in range(20):
+        one.turn()
+        assert (stage(one, "middle"), stage(one, "low")) == ("waiting", "running")
+    assert asked == 2
+    monkeypatch.setattr(preempt, "ASK_AGAIN_PASSES", 2)
+    one.turn()
+    assert asked == 4
+
+
+@pytest.mark.parametrize("later", range(1, 20, 3))
+def test_who_could_not_be_helped_is_helped_when_a_row_was_given_back(later: int) -> None:
+    """A row of higher priority comes free, and those below are enough then: the one that waits runs in the next step,
+    having been asked for in vain only once."""
+    one = helpless()
+    for _ in range(later):
+        one.turn()
+        assert stage(one, "middle") == "waiting"
+    one.abort("higher")
+    passes = one.core.passes
+    drive(one, lambda: one.core.passes > passes)
+    assert (stage(one, "middle"), stage(one, "low")) == ("running", "retracted")
+    one.run()
+    one.check_rest()
+
+
+def test_rows_that_come_and_go_do_not_have_it_asked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones of higher priority start and end in every step: the questions come rarer, and never stop."""
+    at: list[int] = []
+    ask = preempt.starts
+    one = helpless(max_running_requests=5)
+    core = one.core._state
+
+    def noted(core: CoreState, request: Request, victims: list[Request]) -> bool:
+        if request.number == 4:
+            at.append(core.totals.passes)
+        return ask(core, request, victims)
+
+    monkeypatch.setattr(preempt, "starts", noted)
+    began = core.totals.passes
+    for k in range(8):
+        one.send(f"small{k}", 1, 1, priority=10)
+        for _ in range(6):
+            one.turn()
+    assert stage(one, "middle") == "waiting"
+    asked = sorted(set(at))
+    gaps = [after - before for before, after in itertools.pairwise(asked)]
+    assert gaps[:3] == sorted(gaps[:3])
+    assert max(gaps) <= preempt.PAUSE_MAX_PASSES + 1
+    assert len(asked) < (core.totals.passes - began) // 3
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_decoding_rows_never_turn_a_no_into_a_yes(caching: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random worlds of full pages in which whole outputs are reserved: while no row came or went, what was remembered
+    is what a question would find."""
+    compared = 0
+
+    def compare(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
+        nonlocal compared
+        told = core.helpless
+        request = core.requests.get(told.request) if told is not None else None
+        if told is not None and request is not None and request.row < 0 and told.rows == core.row_changes():
+            lower = [one for one in core.rows.owners if one is not None and preempt._below(core, one, request)]
+            if lower and not core.throttled_steps:
+                compared += 1
+                assert not preempt.starts(core, request, lower)
+        return preempt.preempt(core, now_ns, out)
+
+    monkeypatch.setattr(batching, "preempt", compare)
+    for seed in range(24):
+        rng = random.Random(seed)
+        page = rng.choice([1, 2, 4])
+        one = world(-(-rng.randint(100, 126) // page), caching=caching, reserve="full", page_size=page, **ROOM)
+        stem = [rng.randrange(90) for _ in range(8)]
+        for k, priority in enumerate([-1, -1, 3, 9, 9]):
+            one.send(f"r{k}", [*stem[: rng.choice([0, 2, 8])], k], rng.randint(10, 24), priority=priority)
+        drive(one, lambda one=one: not one.core.gauges()["waiting"])  # type: ignore[misc]
+        one.send("waits", stem[: rng.choice([0, 2, 8])] + [7] * 20, rng.randint(30, 50), priority=3)
+        one.run()
+        one.check_rest()
+    assert compared > 60
