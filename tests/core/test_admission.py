@@ -266,3 +266,23 @@ def test_a_pass_looks_at_so_many_and_looks_few_of_them_up() -> None:
     one.run()
     one.check_rest()
     assert 31 - LOOKAHEAD <= admissions(one).index(32) < 31
+
+
+@pytest.mark.parametrize("readers", [2, 3])
+def test_what_starts_in_one_step_behind_one_prefix_is_not_priced_for_what_it_shares(readers: int) -> None:
+    """The arena holds the cached prefix once and what each adds, to the unit: all start in the same step, and with one
+    page less the last of them waits."""
+    shared, own, output = 20, 3, 6
+    stem = list(range(shared))
+    for short in (0, 1):
+        config = CoreConfig(page_size=1, max_running_requests=4, max_batched_tokens=64, reserve="full")
+        one = World(config, pages=shared + readers * (own + output - 1) - short, caching=True)
+        one.send("warm", stem, 1)
+        one.run()
+        for k in range(readers):
+            one.send(f"r{k}", stem + [80 + k] * own, output)
+        admitted = [entry.request for entry in one.tick().decisions if entry.verdict == "admitted"]
+        assert len(admitted) == readers - short
+        one.run()
+        one.check_rest()
+        assert not one.verdicts("retracted")
