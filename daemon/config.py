@@ -22,6 +22,7 @@ from daemon.exits import DaemonError, Exit, exit_table
 from daemon.settings_table import BY_KEY, TABLE, Setting, Settings, rows_for
 
 PREFIX = "BANDMASTER_"
+SALT = "salt:"  # what `daemon.frontend.prepare.namespace` puts before a cache_salt
 # Environment names with our prefix that are not settings: they pass between our own processes, or name the model cache.
 INTERNAL = frozenset({"BANDMASTER_CONFIG", "BANDMASTER_CACHE", "BANDMASTER_RANK_TOKEN", "BANDMASTER_PARENT"})
 BYTE_UNITS = {
@@ -278,6 +279,16 @@ def _check_quotas(settings: Settings) -> None:
         parse_value(BY_KEY["cache-quota"], share, f"--cache-quotas {name}")
 
 
+def _check_namespaces(settings: Settings) -> None:
+    """Every quota by name is of a namespace that a request to a front end can be in."""
+    for name in settings.cache_quotas:
+        if name and not name.startswith(SALT):
+            raise ConfigError(
+                f"--cache-quotas {name}: no request is ever in a namespace of this name; that of requests with "
+                f"cache_salt {name!r} is {SALT}{name}"
+            )
+
+
 def next_multiple(least: int, of: int) -> int:
     """The smallest multiple of `of` that is at least `least`."""
     return -(-least // of) * of
@@ -324,6 +335,7 @@ def load(command: str, argv: list[str], about: str = "", environ: Mapping[str, s
     parser.error = _raise_usage  # type: ignore[method-assign, assignment]
     flags = vars(parser.parse_args(argv))
     settings = resolve(command, flags, surroundings)
+    _check_namespaces(settings)
     if flags.get("print_config"):
         print(show(command, settings))
         raise SystemExit(0)

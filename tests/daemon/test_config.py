@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from daemon import config
 from daemon.app import core_config
 from daemon.config import ConfigError, load, resolve
 from daemon.core.limits import state_cache_problem
+from daemon.frontend.prepare import namespace
 from daemon.rank import modeled, torch_runner
 from daemon.ranks import rank_settings
 from daemon.settings_table import TABLE, Setting, Settings
@@ -322,6 +324,17 @@ def test_shares_of_the_arena_reach_the_core_in_parts_per_million() -> None:
     core = core_config(resolve("daemon", flags, {}))
     assert (core.cache_quota_ppm, core.pinned_max_ppm) == (500_000, 0)
     assert core.cache_quotas == {"salt:a": 200_000, "salt:b": 1_000_000}
+
+
+def test_a_quota_of_a_namespace_that_no_request_can_be_in_is_refused() -> None:
+    """The bare salt limits nobody: the refusal says what the namespace of such requests is called."""
+    salted: Any = SimpleNamespace(cache_salt="a")
+    assert namespace(salted) == f"{config.SALT}a"
+    for command in ("serve", "daemon"):
+        with pytest.raises(ConfigError, match=r"--cache-quotas a: .* cache_salt 'a' is salt:a") as caught:
+            load(command, ["--cache-quotas", "a=0.1"], environ={})
+        assert "no request is ever in a namespace of this name" in str(caught.value)
+        assert load(command, ["--cache-quotas", "salt:a=0.1"], environ={}).cache_quotas == {"salt:a": "0.1"}
 
 
 @pytest.mark.parametrize("share", ["1.5", "-0.1", "much", ""])
