@@ -12,7 +12,6 @@ would have to start, one that has a row when its deadline passes.
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 from daemon.core import caching
@@ -62,13 +61,23 @@ def expire(core: CoreState, now_ns: int, out: Outputs) -> None:
     """End everything whose deadline passed, and what waits and cannot make its own any more."""
     due_ns = core.due_ns()
     while due_ns is not None and due_ns <= now_ns:
-        request = core.requests[heapq.heappop(core.deadlines)[1]]
+        request = core.requests[core.deadlines.pop()]
         if request.deadline_ns <= now_ns:
-            late_ms = (now_ns - request.deadline_ns) // NS_PER_MS
-            end(core, request, EndReason.DEADLINE, f"passed {late_ms} ms ago", now_ns, out)
+            end(core, request, EndReason.DEADLINE, _passed(request, now_ns), now_ns, out)
         else:
             _look(core, request, now_ns, out)
         due_ns = core.due_ns()
+
+
+def _deadline_ms(request: Request) -> int:
+    return (request.deadline_ns - request.arrived_ns) // NS_PER_MS
+
+
+def _passed(request: Request, now_ns: int) -> str:
+    """What its client is told: which deadline, how late that was seen, and how far it had come."""
+    late_ms = (now_ns - request.deadline_ns) // NS_PER_MS
+    came = "it was running" if request.row >= 0 else "it waited again" if request.retractions else "it never started"
+    return f"deadline_ms {_deadline_ms(request)} passed {late_ms} ms ago; {came}"
 
 
 def _look(core: CoreState, request: Request, now_ns: int, out: Outputs) -> None:
@@ -79,7 +88,8 @@ def _look(core: CoreState, request: Request, now_ns: int, out: Outputs) -> None:
         prompt_tokens, output_tokens = _work(request)
         best = least(core, prompt_tokens - (match.tokens if match is not None else 0), output_tokens)
         if best is not None and best.need_ns > left_ns:
-            detail = f"{left_ns // NS_PER_MS} ms are left and {best.need_ms} are needed ({best.text()})"
+            left = f"of deadline_ms {_deadline_ms(request)}, {left_ns // NS_PER_MS} ms are left"
+            detail = f"{left} and {best.need_ms} are needed ({best.text()})"
             end(core, request, EndReason.DEADLINE, detail, now_ns, out)
             return
         need_ns = best.need_ns if best is not None else 0
@@ -88,7 +98,7 @@ def _look(core: CoreState, request: Request, now_ns: int, out: Outputs) -> None:
 
 def _look_at(core: CoreState, request: Request, at_ns: int, now_ns: int) -> None:
     assert request.deadline_ns > 0, "a request without a deadline is never looked at"
-    heapq.heappush(core.deadlines, (min(max(at_ns, now_ns + 1), request.deadline_ns), request.number))
+    core.deadlines.add(min(max(at_ns, now_ns + 1), request.deadline_ns), request.number)
 
 
 def _work(request: Request) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from daemon.core.limits import CoreConfig
@@ -138,6 +140,7 @@ def test_a_waiting_request_ends_when_it_can_no_longer_make_it() -> None:
     run(world, lambda: bool(world.clients["fe", "waits"].finished))
     finished = world.finished("waits")
     assert finished.reason == "deadline"
+    assert finished.detail.startswith("of deadline_ms 120, ")
     assert "are left and" in finished.detail
     assert 60 * MS <= world.now_ns - began_ns < 100 * MS, "fifty are needed"
     run(world)
@@ -152,7 +155,7 @@ def test_a_running_request_is_never_ended_before_its_deadline() -> None:
     began_ns = world.now_ns
     run(world, lambda: bool(world.clients["fe", "runs"].finished))
     assert world.finished("runs").reason == "deadline"
-    assert world.finished("runs").detail.startswith("passed")
+    assert re.fullmatch(r"deadline_ms 200 passed \d+ ms ago; it was running", world.finished("runs").detail)
     assert world.now_ns - began_ns >= 199 * MS
     run(world)
     world.check_rest()
