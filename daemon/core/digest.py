@@ -82,7 +82,7 @@ def _orders(core: CoreState) -> list[Any]:
     """Who comes first, wherever an order decides."""
     return [
         core.queue.content(),
-        sorted(entry for entry in core.deadlines if entry[1] in core.requests),
+        core.deadlines.content(),
         core.resident.number if core.resident is not None else 0,
         [request.number for request in core.parked_rows],
         sorted(core.relief.items()),

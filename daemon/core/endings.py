@@ -38,6 +38,7 @@ def end(
     assert request is not core.resident, "what ended is not being prefilled"
     setattr(core.totals, _TOTAL_OF[event], getattr(core.totals, _TOTAL_OF[event]) + 1)
     del core.requests[request.number]
+    core.deadlines.ended(request.number)
     group = request.group
     if event is Event.FINISH:
         core.expected.finished(group.namespace, request.output_tokens, request.max_output)

@@ -7,7 +7,6 @@ received = refused + accepted and accepted = finished + aborted + failed + live,
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from allocator.checks import Checks
 from allocator.columns import Int32s, Int64s
 from allocator.errors import InvariantBroken
 from allocator.geometry import Geometry
+from daemon.core.due import Due
 from daemon.core.expected import Expected
 from daemon.core.grid import Kind
 from daemon.core.limits import CoreConfig
@@ -144,7 +144,7 @@ class CoreState:
         self.totals = Totals()
         self.checkpoints_given = [0] * len(Kind)  # of `totals.checkpoints_given`, by kind
         self.checkpoints_hit = [0] * len(Kind)  # requests that started from a cached state, by its kind
-        self.deadlines: list[tuple[int, int]] = []  # a heap: when to look at the deadline of which request
+        self.deadlines = Due()
         self.facts: ModelFacts | None = None
         self.stop_uses = np.zeros(0, np.int32)  # per token id: live groups that stop at it
         self.draining = False
@@ -283,9 +283,7 @@ class CoreState:
 
     def due_ns(self) -> int | None:
         """When the next deadline of a live request is to be looked at, or None."""
-        while self.deadlines and self.deadlines[0][1] not in self.requests:
-            heapq.heappop(self.deadlines)
-        return self.deadlines[0][0] if self.deadlines else None
+        return self.deadlines.first_ns()
 
     def check_empty(self) -> None:
         """After the last request ended nothing may be held; raises InvariantBroken with what is left."""

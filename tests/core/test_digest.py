@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from daemon.core import inputs
+from daemon.core.due import Due
 from daemon.core.expected import Estimate
 from daemon.core.grid import Kind
 from daemon.core.limits import CoreConfig
@@ -132,7 +133,8 @@ def changed(value: Any) -> Any:
 
 def changed_container(name: str, value: Any, core: CoreState) -> Any:
     """Another content of the containers that hold more than plain values."""
-    some = core.requests[max(core.requests)]
+    some, due = core.requests[max(core.requests)], Due()
+    due.add(1, some.number)
     contents: dict[str, Any] = {
         "frontends": ["other"],
         "lost_frontends": {0: None},
@@ -148,7 +150,7 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "changed": {0: [1]},
         "lock": next(owner.lock for owner in core.rows.owners if owner is not None),
         "helpless": Helpless(some.number, 1, (0, 0, 0), 1),
-        "deadlines": [(1, some.number)],
+        "deadlines": due,
         "_estimates": {"": Estimate(7)},
         "ended": {0: next(iter(next(iter(core.ended_groups.values())).ended.values()))},
     }
