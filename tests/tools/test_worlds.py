@@ -89,13 +89,32 @@ def test_the_command_tells_what_fails_and_replays_it(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--seeds", "3"], ["--seeds", "3:3"], ["--seeds", "-1:3"], ["--jobs", "0"], ["--canaries", "none"]],
+    [
+        ["--seeds", "3"],
+        ["--seeds", "3:3"],
+        ["--seeds", "-1:3"],
+        ["--seeds=-1:3"],
+        ["--jobs", "0"],
+        ["--canaries", "none"],
+    ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: list[str]) -> None:
     """Each is a usage error."""
     with pytest.raises(SystemExit) as refused:
         main(arguments)
     assert refused.value.code == 2
+
+
+def test_a_place_to_write_is_tried_before_the_hunt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file, and a directory that cannot be: exit code 2 before a world is run; a new one is made, and left empty."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for place in (tmp_path / "file", Path("/proc/x")):
+        assert main(["--seeds", "0:1", "--out", str(place)]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert f"--out {place}: " in shown.err
+    assert main(["--seeds", "0:1", "--out", str(tmp_path / "new")]) == 0
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:

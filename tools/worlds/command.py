@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from tools import result_files
 from tools.pagesafety.workers import WorkerLost, over_processes
 from tools.worlds.canaries import CANARIES, applied
 from tools.worlds.cases import BadCase, Case, draw, load, save
@@ -102,10 +103,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         nargs="?",
         const="all",
         metavar="NAMES",
-        help="hunt the deliberate faults, or those named, each on",
+        help="hunt the deliberate faults, all or those named with commas between, one after the other",
     )
     add("--json", action="store_true", help="print one JSON object instead of text")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(_joined(argv, "--seeds"))
     first, colon, end = options.seeds.partition(":")
     if not (colon and all(text.isascii() and text.isdigit() and len(text) < 10 for text in (first, end))):
         parser.error(f"--seeds {options.seeds}: give A:B, whole numbers from 0, for example 0:100")
@@ -124,10 +125,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _joined(argv: Sequence[str], flag: str) -> list[str]:
+    """A flag and its value in one word, so that `-5:1` is a wrong value and no unknown flag."""
+    words = list(argv)
+    if flag in words[:-1]:
+        at = words.index(flag)
+        words[at : at + 2] = [f"{flag}={words[at + 1]}"]
+    return words
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what was asked for; returns the exit code."""
     options = parse(sys.argv[1:] if argv is None else list(argv))
     try:
+        if options.out is not None and not _probed(options.out):
+            return USAGE
         if options.replay is not None:
             return _replay(options.replay)
         if options.out is not None and not _writable(options.out):
@@ -149,6 +161,17 @@ def _writable(directory: Path) -> bool:
         probe.unlink()
     except OSError as error:
         sys.stderr.write(f"bandmaster worlds: --out {directory}: {error}\n")
+        return False
+    return True
+
+
+def _probed(directory: Path) -> bool:
+    """Whether worlds can be written there, before a hunt of hours; says why not."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        result_files.probe(directory / "world.json")
+    except OSError as error:
+        sys.stderr.write(f"bandmaster worlds: --out {directory}: {error.strerror}; name a directory to write to\n")
         return False
     return True
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools import result_files
 from tools.worlds.stage import BadCommand, Stage
 
 RULE = "----"
@@ -107,7 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         different += 1
         if options.rewrite:
-            path.write_text(actual, encoding="utf-8")
+            try:
+                result_files.put(path, actual)
+            except OSError as error:
+                sys.stderr.write(f"bandmaster scenario: {path} cannot be rewritten: {error}\n")
+                return USAGE
         sys.stdout.write(f"{path}{' was rewritten' if options.rewrite else ''}\n{difference(text, actual)}\n")
     sys.stdout.write(f"{len(options.files) - different} of {len(options.files)} scenarios as written\n")
     return DIFFERENT if different and not options.rewrite else CLEAN

@@ -101,7 +101,8 @@ class Stage:
         shape = Shape(windows, _switch(fields.pop("state", "off")))
         config = msgspec.convert(msgspec.to_builtins(SMALL) | fields, CoreConfig, strict=False)
         if unknown := sorted(set(fields) - set(CoreConfig.__struct_fields__)):
-            raise BadCommand(f"a world has no {', '.join(unknown)}")
+            fields_known = ", ".join(("pages", "model_len", "windows", "state", *CoreConfig.__struct_fields__))
+            raise BadCommand(f"a world has no {', '.join(unknown)}; it has {fields_known}")
         self._world = World(config, pages=pages, model=facts(VOCAB_SIZE, model_len), shape=shape)
         self.checkers = [check(config, 0) for check in CHECKS.values()]
         self._world.watchers += [self.hear, *(checker.after for checker in self.checkers)]
@@ -117,6 +118,8 @@ class Stage:
         """`send NAME ... prompt=SUM [max= min= n= priority= deadline= namespace= store= pin= clip= stop= fe=]`."""
         names, fields = [name for word in words if "=" not in word for name in _names(word)], _fields(words)
         prompt, frontend = fields.pop("prompt", "8"), fields.pop("fe", "fe")
+        if unknown := sorted(set(fields) - set(SEND_FIELDS)):
+            raise BadCommand(f"a request has no {', '.join(unknown)}; it has prompt, fe, {', '.join(SEND_FIELDS)}")
         known = {SEND_FIELDS[name][0]: SEND_FIELDS[name][1](text) for name, text in fields.items()}
         for name in names:
             tokens = pack_i64([token for part in prompt.split("+") for token in self._part(name, part)])
