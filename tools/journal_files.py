@@ -11,15 +11,27 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from journal.reader import Record
+from journal.reader import Record, Walk
 from journal.segment import segment_names
 from journal.storage import DiskStorage
 
 REDRAW_RECORDS = 2048
+BAD_TAIL = "bad_tail"  # of the recovery table
 
 
 class NoJournal(Exception):
     """The directory holds no journal."""
+
+
+class Foreign(Exception):
+    """The directory has files with a journal's names, and nothing of a journal in them."""
+
+
+def refuse_foreign(walk: Walk) -> None:
+    """Raise Foreign when a walk that is over found bytes, but no header and no record."""
+    strange = [one.text() for one in walk.findings if one.offset == 0 and one.row.label == BAD_TAIL]
+    if strange and walk.header is None and not walk.at.sequence:
+        raise Foreign(f"nothing of it is a journal's: {'; '.join(strange)}")
 
 
 def open_directory(path: str) -> DiskStorage:

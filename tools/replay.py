@@ -5,8 +5,9 @@
     bandmaster replay why DIR --request N            the life of one request: why it waited, who retracted it, its end
 
 Owns the wiring of the core and the chains into `journal.replay`. Must never write into the journal's directory. Exit
-code 0: reproduced, or told; 1: it diverged, the first difference is printed with both sides; 2: usage, or a request
-that the journal does not have; 4: a damaged journal.
+code 0: reproduced, or told; 1: it diverged, the first difference is printed with both sides, or what is told cannot be
+printed; 2: usage, or a request
+that the journal does not have; 4: a journal that is damaged or has no record.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from daemon.rank.rows import RowTable
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import ModelFacts, Step
 from journal.errors import JournalError
-from journal.reader import read_records
+from journal.reader import Walk
 from journal.replay import Divergence, Factories, Replay, Verdict, check
-from tools.journal_files import NoJournal, ReadingProgress, open_directory
+from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.output import OutputLost, printing
 from tools.why.show import lines, plain
 from tools.why.story import Asked, follow
 
@@ -42,6 +44,7 @@ REPRODUCED = 0
 DIVERGED = 1
 USAGE = 2
 DAMAGED = 4
+DIGITS_MAX = 19  # of a number of a record or a request
 
 COUNT_NAMES = ("live", "hole", "pending", "beyond")
 
@@ -90,10 +93,13 @@ def factories() -> Factories:
 
 
 def replay_directory(directory: str, until: int | None = None) -> Verdict:
-    """Replay the journal in a directory; raises NoJournal and JournalError."""
+    """Replay the journal in a directory; raises NoJournal, Foreign and JournalError."""
     storage = open_directory(directory)
+    walk = Walk(storage)
     with ReadingProgress(storage, "replaying") as seen:
-        return check(read_records(storage), factories(), until, seen)
+        verdict = check(walk.records(), factories(), until, seen)
+    refuse_foreign(walk)
+    return verdict
 
 
 def state_of(replay: Replay) -> dict[str, Any]:
@@ -112,19 +118,34 @@ def state_of(replay: Replay) -> dict[str, Any]:
 def tell(directory: str, asked: Asked, options: argparse.Namespace) -> int:
     """Print the stories of the requests that are asked for; raises NoJournal and JournalError."""
     storage = open_directory(directory)
+    walk = Walk(storage)
     with ReadingProgress(storage, "reading") as seen:
-        follower = follow(read_records(storage), asked, seen)
-    if options.json:
-        print(json.dumps({"requests": [plain(story) for story in follower.stories], "notes": follower.notes}))
-    for note in [] if options.json else follower.notes:
-        print(f"note: {note}")
-    for story in [] if options.json else follower.stories:
-        print("\n".join(lines(story, options.every_pass)))
+        follower = follow(walk.records(), asked, seen)
+    damage = [finding.text() for finding in walk.cuts()]
+    if not follower.records:
+        print(f"bandmaster replay: {directory}: no record can be read: {'; '.join(damage)}", file=sys.stderr)
+        return DAMAGED
+    notes = follower.notes + damage
+    with printing():
+        if options.json:
+            print(json.dumps({"requests": [plain(story) for story in follower.stories], "notes": notes}))
+        for note in [] if options.json else notes:
+            print(f"note: {note}")
+        for story in [] if options.json else follower.stories:
+            print("\n".join(lines(story, options.every_pass)))
     if follower.stories:
         return REPRODUCED
-    name = f"request {asked.request}" if asked.request else f"request with the id {asked.id!r}"
-    print(f"bandmaster replay: the journal has no {name}; it numbers them 1 to {follower.requests}", file=sys.stderr)
+    print(f"bandmaster replay: the journal has no {_missing(asked, follower.requests)}", file=sys.stderr)
     return USAGE
+
+
+def _missing(asked: Asked, requests: int) -> str:
+    """What was asked for, and what there is."""
+    there = f"it numbers them 1 to {requests}" if requests else "it has accepted none"
+    if asked.request:
+        return f"request {asked.request}; {there}"
+    ids = "an answer's id, or the front end's, which ends in the number of the prompt; the log line HttpRequest has the"
+    return f"request with the id {asked.id!r}; {there}. --id takes {ids} answer's id beside X-Request-Id"
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -228,8 +249,8 @@ def _parser() -> argparse.ArgumentParser:
     until.add_argument("sequence", type=_sequence, metavar="SEQUENCE", help="the last record to replay, from 1")
     why = commands.add_parser("why", help="the life of one request: each pass that skipped it, each decision about it")
     which = why.add_mutually_exclusive_group(required=True)
-    which.add_argument("--request", type=_sequence, metavar="N", help="its number, as in log lines and metrics")
-    which.add_argument("--id", metavar="ID", help="the id that its front end gave it; a refused request has no number")
+    which.add_argument("--request", type=_request, metavar="N", help="its number, as in log lines and metrics")
+    which.add_argument("--id", metavar="ID", help="the id of its answer; a refused request has no number")
     why.add_argument("--every-pass", action="store_true", help="a line for each pass, where equal ones share one")
     for command in (checking, until, why):
         command.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
@@ -238,8 +259,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sequence(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no record; they are numbered from 1")
+    return _number(text, "record")
+
+
+def _request(text: str) -> int:
+    return _number(text, "request")
+
+
+def _number(text: str, what: str) -> int:
+    if not text.isdecimal() or len(text) > DIGITS_MAX or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}; they are numbered from 1")
     return int(text)
 
 
@@ -255,7 +284,11 @@ def main(argv: list[str] | None = None) -> int:
     except NoJournal as error:
         print(f"bandmaster replay: {error}", file=sys.stderr)
         return USAGE
-    except (JournalError, msgspec.ValidationError, OSError) as error:
+    except OutputLost as error:
+        if str(error):
+            print(f"bandmaster replay: {error}", file=sys.stderr)
+        return DIVERGED
+    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
         print(f"bandmaster replay: {error}", file=sys.stderr)
         return DAMAGED
     if options.json:

@@ -3,8 +3,8 @@
     bandmaster verify DIR [--json]
 
 Reads every segment and lists everything of the recovery table that it meets, with what is sound on both sides. Exit
-code 0: sound (a torn tail, which opening cuts, included); 1: damage that opening refuses; 2: no journal there.
-Bytes that an earlier opening cut off and kept beside (`.cut`) are named, not checked.
+code 0: sound (a torn tail, which opening cuts, included); 1: damage that opening refuses, or nothing of a journal in
+its files; 2: no journal there. Bytes that an earlier opening cut off and kept beside (`.cut`) are named, not checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from journal.opening import CUT_SUFFIX
 from journal.reader import Walk
 from journal.records import Kind
 from journal.recovery import Decision
-from tools.journal_files import NoJournal, ReadingProgress, open_directory
+from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
 
 SOUND = 0
 DAMAGED = 1
@@ -41,6 +41,7 @@ def verify(directory: str) -> dict[str, Any]:
             first = first or record.sequence
             kinds[Kind(record.kind).name.lower()] += 1
             seen(record)
+    refuse_foreign(walk)
     findings = [
         {
             "rule": found.row.label,
@@ -97,6 +98,9 @@ def main(argv: list[str] | None = None) -> int:
     except (NoJournal, JournalError, OSError) as error:
         print(f"bandmaster verify: {error}", file=sys.stderr)
         return USAGE
+    except Foreign as error:
+        print(f"bandmaster verify: DAMAGED: {options.directory}: {error}", file=sys.stderr)
+        return DAMAGED
     if options.json:
         print(json.dumps(result))
     else:

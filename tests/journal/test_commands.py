@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import msgspec
@@ -150,3 +151,18 @@ def test_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for main, arguments in ((replay.main, ["check"]), (replay.main, ["until", "3"]), (verify.main, [])):
         assert main([*arguments, str(tmp_path)]) == 2
         assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_random_bytes_under_a_journal_s_name_are_no_sound_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit codes of damage, whatever reads it; a header that was torn while it was written is still a sound start."""
+    (tmp_path / "0000000001.kvj").write_bytes(random.Random(1).randbytes(100_000))
+    assert verify.main([str(tmp_path)]) == 1
+    assert replay.main(["check", str(tmp_path)]) == 4
+    assert replay.main(["until", "3", str(tmp_path), "--json"]) == 4
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("nothing of it is a journal's: 0000000001.kvj at byte 0") == 3
+    (tmp_path / "0000000001.kvj").write_bytes(b"")
+    assert verify.main([str(tmp_path)]) == 0

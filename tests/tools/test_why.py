@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from allocator.capacity import FROZEN, ID_SPACE
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
@@ -22,9 +27,10 @@ from tests.core.scenes import drive, parked_and_shrunk, stage
 from tests.core.world import World
 from tests.journal.helpers import ID
 from tests.journal.world import World as JournalWorld
+from tests.tidy.source import ROOT
 from tools import replay
 from tools.why.story import Asked, Passed, Told, follow
-from tools.why.words import SENTENCES, WAITS, sentence, waiting
+from tools.why.words import SENTENCES, WAITS, sentence, short, waiting
 
 BANDS = [["state", "window:20", "full"]]
 
@@ -186,7 +192,7 @@ def parked_and_shrunk_from_the_start(directory: Path) -> World:
 def test_a_request_that_still_lives_is_told_to_the_journals_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A journal that was cut: the story ends with the last pass and says that the request is live."""
+    """A journal that was cut: the story ends with the last pass and says that no end is there."""
     config = CoreConfig(page_size=4, max_running_requests=1, max_batched_tokens=32)
     world = World(config)
     journal = Journaled(world, tmp_path)
@@ -196,7 +202,7 @@ def test_a_request_that_still_lives_is_told_to_the_journals_end(
     world.tick()
     journal.close()
     _, out, _ = why(tmp_path, capsys, "--request", "2")
-    assert out.splitlines()[-1] == "  the journal ends here; it is live"
+    assert out.splitlines()[-1] == "  the journal ends here without its end: it still runs, or the daemon was cut off"
     assert "all 1 row are taken" in out
 
 
@@ -229,6 +235,87 @@ def test_what_is_not_there_is_a_usage_error_that_says_what_is(
         assert f"the journal has no {named}; it numbers them 1 to 3" in err
     with pytest.raises(SystemExit):
         replay.main(["why", str(tmp_path)])
+
+
+def test_the_id_of_an_answer_finds_the_requests_of_its_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A front end puts the number of the prompt behind it; other ids that begin alike are others."""
+    world = World(CoreConfig(page_size=4))
+    journal = Journaled(world, tmp_path)
+    for id in ("cmpl-1f-0", "cmpl-1f-1", "cmpl-1f3-0", "cmpl-1f-x"):
+        world.send(id, 5, 2)
+    world.run()
+    journal.close()
+    for asked, numbers in (("cmpl-1f", [1, 2]), ("cmpl-1f-1", [2]), ("cmpl-1f-x", [4]), ("cmpl-1f3", [3])):
+        code, out, _ = why(tmp_path, capsys, "--id", asked, "--json")
+        assert (code, [one["request"] for one in json.loads(out)["requests"]]) == (0, numbers)
+    code, _, err = why(tmp_path, capsys, "--id", "q3")
+    assert code == 2
+    assert "--id takes an answer's id" in err
+    assert "the log line HttpRequest has the answer's id beside X-Request-Id" in err
+
+
+@pytest.mark.parametrize("content", [b"", random.Random(1).randbytes(100_000)], ids=["empty", "random"])
+def test_a_journal_without_a_record_is_damaged(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 4 and what is wrong with the file, not that a request is missing."""
+    (tmp_path / "0000000001.kvj").write_bytes(content)
+    code, out, err = why(tmp_path, capsys, "--request", "3")
+    assert (code, out) == (4, "")
+    assert f"{tmp_path}: no record can be read: 0000000001.kvj at byte 0" in err
+
+
+def test_a_torn_end_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What lies behind the last whole record was not read, and the story says so."""
+    _, journal = scene(tmp_path)
+    journal.close()
+    (file,) = (tmp_path / "journal").glob("*.kvj")
+    file.write_bytes(file.read_bytes()[:-7])
+    code, out, _ = why(tmp_path, capsys, "--request", "1")
+    assert code == 0
+    assert out.startswith(f"note: {file.name} at byte ")
+
+
+def test_a_shortage_of_ids_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no stage is short, and as data too; band and place have names for every number that the core gives."""
+    for numbers, said in (
+        ({"units_short": 3, "stage": ID_SPACE, "band": 1}, "3 units of band window:20 short in the id space"),
+        ({"units_short": 1, "stage": FROZEN, "band": 2}, "1 unit of band full short on every stage"),
+        ({"units_short": 1, "stage": 1, "band": 0}, "1 unit of band state short on stage 1"),
+    ):
+        assert short(numbers, BANDS).startswith(said)
+    _, journal = scene(tmp_path)
+    journal.close()
+    _, out, _ = why(tmp_path, capsys, "--request", "3", "--json")
+    lacking = [event for event in json.loads(out)["requests"][0]["events"] if "units_short" in event["numbers"]]
+    assert lacking
+    assert all(event["short"]["band"] == "full" for event in lacking)
+    assert all(f"band full short {event['short']['where']}" in event["text"] for event in lacking)
+
+
+def test_nobody_ahead_is_said_as_a_place(tmp_path: Path) -> None:
+    """Those ahead of it started in the pass that did not come to it."""
+    assert waiting("queue", {"ahead": 0, "stopped_at": 11}, BANDS) == (
+        "not looked at: it is at the head of the queue now; the pass ended at request 11"
+    )
+
+
+def test_a_reader_who_has_enough_is_no_error(tmp_path: Path) -> None:
+    """`replay why | head -1`: nothing is said; a full disk is named. No traceback, no code of a damaged journal."""
+    _, journal = scene(tmp_path)
+    journal.close()
+    command = [sys.executable, "-m", "tools.cli", "replay", "why", str(tmp_path), "--request", "1"]
+    read, written = os.pipe()
+    os.close(read)
+    for stdout, said in ((written, ""), (os.open("/dev/full", os.O_WRONLY), "No space left on device")):
+        done = subprocess.run(command, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(stdout)
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert bool(said) == bool(done.stderr)
+        assert "Traceback" not in done.stderr
 
 
 def test_decisions_of_another_version_are_told_without_passes(

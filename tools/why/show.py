@@ -13,7 +13,7 @@ from typing import Any
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
 from tools.why.story import Passed, Story, Told
-from tools.why.words import joined, sentence, waiting
+from tools.why.words import Numbers, band_name, joined, place, sentence, waiting
 
 NS_PER_S = 1_000_000_000
 
@@ -33,7 +33,7 @@ def lines(story: Story, every_pass: bool = False) -> Iterator[str]:
         passes = [event for event in events if isinstance(event, Passed)]
         yield _line(story, passes[0].now_ns, passes[0].sequence, passes_text(story, passes))
     if not story.ended:
-        yield "  the journal ends here; it is live"
+        yield "  the journal ends here without its end: it still runs, or the daemon was cut off"
 
 
 def headline(story: Story) -> str:
@@ -93,6 +93,7 @@ def _plain_event(story: Story, event: Told | Passed) -> dict[str, Any]:
             "request": told.request,
             "reason": told.reason,
             "numbers": told.numbers,
+            **_short(story, told.numbers),
             "by": told.by,
             "text": _spoken(story, told),
         }
@@ -104,8 +105,16 @@ def _plain_event(story: Story, event: Told | Passed) -> dict[str, Any]:
         "state": event.over.state.value,
         "reason": event.over.reason,
         "numbers": event.over.numbers,
+        **_short(story, event.over.numbers),
         "text": waiting(event.over.reason, event.over.numbers, story.bands),
     }
+
+
+def _short(story: Story, numbers: Numbers) -> dict[str, Any]:
+    """The names behind the numbers of what is short."""
+    if "units_short" not in numbers:
+        return {}
+    return {"short": {"band": band_name(numbers, story.bands), "where": place(numbers)}}
 
 
 def _same(event: Told | Passed, every_pass: bool) -> tuple[str, str]:

@@ -30,14 +30,15 @@ CONTEXT = frozenset({Verdict.STALLED, Verdict.DRAINING, Verdict.FLUSHED})
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which request is asked for: by number, or by the id that its front end gave it, all that ever had it."""
+    """Which request is asked for: by number, or by its answer's id or its front end's, all that ever had it."""
 
     request: int = 0
     id: str = ""
 
     def means(self, arrived: Arrived) -> bool:
-        """Whether an arrival is the one, by its id."""
-        return bool(self.id) and arrived.generate.id == self.id
+        """Whether an arrival is the one: by its id, or by the client's, behind which the prompt's number is put."""
+        answer, _, prompt = arrived.generate.id.rpartition("-")
+        return bool(self.id) and (arrived.generate.id == self.id or (answer == self.id and prompt.isdecimal()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Follower:
         self.stories: list[Story] = []
         self.notes: list[str] = []
         self.requests = 0  # the highest number that was given
+        self.records = 0
         self._asked = asked
         self._live: list[Story] = []
         self._core: SchedulerCore | None = None
@@ -92,6 +94,7 @@ class Follower:
 
     def take(self, record: Record) -> None:
         """Follow one record."""
+        self.records += 1
         if record.kind == Kind.OPENED:
             self._opened(record)
         elif record.kind in INPUT_KINDS:

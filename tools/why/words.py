@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from allocator.capacity import FROZEN, ID_SPACE
 from daemon.core.outputs import Decided
 from daemon.core.reasons import END_TEXT, EndReason, Verdict
 
 Numbers = Mapping[str, int]
 Bands = Sequence[Sequence[str]]
 """Names of bands by stage and place, of the epoch that is told of."""
+
+PLACES = {ID_SPACE: "in the id space (all that an arena of this size can have are taken)", FROZEN: "on every stage"}
+"""What stands for a stage where it is none."""
 
 
 def units(count: int, what: str) -> str:
@@ -25,10 +29,20 @@ def short(numbers: Numbers, bands: Bands) -> str:
     """Where memory lacks how much; empty when the numbers do not say."""
     if "units_short" not in numbers:
         return ""
-    stage, band = numbers.get("stage", 0), numbers.get("band", 0)
-    known = 0 <= stage < len(bands) and 0 <= band < len(bands[stage])
-    name = bands[stage][band] if known else str(band)
-    return f"{units(numbers['units_short'], 'unit')} of band {name} short on stage {stage}"
+    return f"{units(numbers['units_short'], 'unit')} of band {band_name(numbers, bands)} short {place(numbers)}"
+
+
+def band_name(numbers: Numbers, bands: Bands) -> str:
+    """The band that is short; its number where no epoch said more. Every stage has the same bands."""
+    band = numbers.get("band", 0)
+    known = bool(bands) and 0 <= band < len(bands[0])
+    return bands[0][band] if known else str(band)
+
+
+def place(numbers: Numbers) -> str:
+    """Where it is short, in words."""
+    stage = numbers.get("stage", 0)
+    return PLACES.get(stage, f"on stage {stage}")
 
 
 def rest(numbers: Numbers, told: Sequence[str] = ("units_short", "stage", "band")) -> str:
@@ -45,6 +59,13 @@ def _promised(numbers: Numbers) -> str:
     """What an admission asked for, beside where it is short."""
     asked = f"it and what is promised to others take {units(numbers['units'], 'unit')}" if "units" in numbers else ""
     return joined(asked, rest(numbers, ("units_short", "stage", "band", "units")))
+
+
+def _ahead(requests: int) -> str:
+    """Its place behind the pass, which may have started all that stood before it."""
+    return (
+        f"{units(requests, 'request')} ahead of it in the queue" if requests else "it is at the head of the queue now"
+    )
 
 
 # --- why a pass passed a request over --------------------------------------------------------------------------------
@@ -65,7 +86,7 @@ WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
         "an earlier choice of its group is still prefilled, whose pages it can share", rest(n)
     ),
     "queue": lambda n, b: joined(
-        f"not looked at: {units(n.get('ahead', 0), 'request')} ahead of it in the queue",
+        f"not looked at: {_ahead(n.get('ahead', 0))}",
         f"the pass ended at request {n['stopped_at']}" if n.get("stopped_at") else "",
     ),
 }
