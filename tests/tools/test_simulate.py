@@ -120,6 +120,17 @@ def test_the_clock_is_the_one_that_is_stated(tmp_path: Path, capsys: pytest.Capt
     assert document["time_model"] == {"step_us": 2000, "prefill_us": 3, "decode_us": 500, "speed": 2}
 
 
+def test_a_speed_that_takes_more_than_ten_years_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the least that this trace allows, before anything runs; the longest that is allowed runs."""
+    row = {"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]}
+    file = write(tmp_path / "t", [row, row | {"timestamp": 10**9}])
+    assert command.main([str(file), *FULL, "--speed", "1e-6"]) == 2
+    said = "--speed 1e-6: the last request would come after more than ten years; a trace of 1,000,000,000 ms needs at"
+    assert f"{said} least 0.00316" in capsys.readouterr().err
+    (run,) = simulate(capsys, file, *FULL, "--speed", "0.0032", "--arena-bytes", "1MiB", "--policy", "lru")["runs"]
+    assert run["simulated_s"] > 9 * 365 * 86_400
+
+
 def test_what_never_fits_is_refused_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A prompt above the arena: refused, in the denominator of the hit rate, and the rest is served."""
     small = {"timestamp": 0, "input_length": 512, "output_length": 4, "hash_ids": [1]}

@@ -31,6 +31,10 @@ REFUSED: list[tuple[dict[str, Any] | str, str]] = [
     ({"timestamp": 6, "hash_ids": [1]}, "line 2 lacks output_length"),
     (GOOD | {"timestamp": 4}, "line 2: timestamp 4 is before line 1's 5; sort the file by timestamp"),
     (GOOD | {"timestamp": "6"}, "line 2: timestamp must be a number from 0 to 9007199254740992, not '6'"),
+    (
+        GOOD | {"timestamp": 5 + 10**15},
+        "line 2: timestamp 1000000000000005 is 1000000000000000 behind the first one's 5; it may be 316224000000, ten",
+    ),
     (GOOD | {"timestamp": -1}, "line 2: timestamp must be a number from 0 to"),
     (GOOD | {"input_length": 0}, "line 2: input_length must be a whole number from 1 to 16777216, not 0"),
     (GOOD | {"input_length": 700.5}, "line 2: input_length must be a whole number .* not 700.5"),

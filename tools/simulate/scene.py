@@ -22,7 +22,7 @@ from tools.simulate.errors import SimulateError
 from tools.simulate.results import Results, claim
 from tools.simulate.run import Job, with_policy
 from tools.simulate.shape import Shape, shape_of_bands, shape_of_model
-from tools.simulate.traffic import LENGTH_MAX, Trace, read_trace
+from tools.simulate.traffic import LENGTH_MAX, SPAN_MS_MAX, Trace, read_trace
 
 SETTINGS = (
     "page-size",
@@ -61,7 +61,7 @@ EVICTIONS = BY_KEY["eviction-policy"].choices
 CHECKPOINTS = BY_KEY["checkpoint-policy"].choices
 FRACTION_MAX = 100.0
 NS_PER_US_MAX = 10**9
-SPEED_MAX = 10**6
+SPEED_MIN, SPEED_MAX = 1e-6, 10**6
 REQUESTS_MAX = 1 << 40
 NAMED_MAX = 5  # namespaces in a note
 DIGITS_MAX = 30  # of a whole number, far above every range here
@@ -157,6 +157,13 @@ def make_scene(values: Mapping[str, Any]) -> Scene:
     shape, settings = _shape_and_settings(values, flags)
     block = _whole("--block-tokens", values["block_tokens"], 1, LENGTH_MAX)
     trace = read_trace(values["trace"], block, _requests(values["requests"]))
+    speed = _number("--speed", values["speed"], SPEED_MIN, SPEED_MAX)
+    span_ms = trace.lines[-1].at_ns / 1e6
+    if span_ms / speed > SPAN_MS_MAX:
+        least = f"a trace of {span_ms:,.0f} ms needs at least {span_ms / SPAN_MS_MAX:.3g}"
+        raise SimulateError(
+            f"--speed {values['speed']}: the last request would come after more than ten years; {least}"
+        )
     notes = list(shape.notes)
     if trace.unused:
         notes.append(f"these fields of the trace say nothing here: {', '.join(trace.unused)}")
@@ -170,7 +177,7 @@ def make_scene(values: Mapping[str, Any]) -> Scene:
         config=config,
         settings=settings,
         times=Times(*(_time_ns(f"--{name}-us", values[f"{name}_us"]) for name in ("step", "prefill", "decode"))),
-        speed=_number("--speed", values["speed"], 1e-6, SPEED_MAX),
+        speed=speed,
         policies=policies,
         sizes=sizes,
         fractions=fractions,

@@ -32,6 +32,7 @@ BLOCK_TOKENS = 512
 LENGTH_MAX = 1 << 24  # tokens of a prompt or an output
 TOKEN_MAX = (1 << 24) - 1
 TIMESTAMP_MS_MAX = 1 << 53
+SPAN_MS_MAX = 10 * 366 * 86_400_000  # ten years; the clock has nanoseconds
 PIN_MS_MAX = DEADLINE_MS_MAX
 STDIN = "-"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -164,6 +165,9 @@ class _Reader:
         self.newest_ms = at_ms
         if not self.lines:
             self.first_ms = at_ms
+        if at_ms - self.first_ms > SPAN_MS_MAX:
+            late = f"timestamp {at_ms} is {at_ms - self.first_ms} behind the first one's {self.first_ms}; it may be"
+            where.refuse(f"{late} {SPAN_MS_MAX}, ten years in milliseconds")
         units, prompt_tokens, hashed = self._prompt(where)
         line = Line(
             number=number,
