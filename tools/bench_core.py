@@ -35,6 +35,7 @@ from journal.opening import open_journal
 from journal.records import DECISION_VERSION, SCHEMA_VERSION, Digested, Kind, Opened
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings, JournalWriter
+from tools.tables import print_table
 
 PAGE_SIZE = 16
 VOCAB = 49_152
@@ -212,10 +213,10 @@ def main(argv: list[str] | None = None) -> int:
     title = "core + logical chain + step + encoding, and journal to a file, per iteration of steady decode"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
-        table.add_column(name, justify="right")
+        table.add_column(name.replace("_p", "\np"), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    print_table(Console(), table)
     return 0
 
 
