@@ -20,12 +20,15 @@ from allocator.errors import InvariantBroken
 from daemon.core.tree_nodes import NOT_QUEUED, Node
 from daemon.core.tree_shape import TreeShape
 from daemon.core.value import ValuePerByte
-from daemon.core.visits import Visits
+from daemon.core.visits import Visit, Visits
 
 SPARE_ENTRIES = 64  # a queue is rebuilt when more than half of it, and more than this, is out of date
 CLASSES_MAX = 256  # a power of two: a queued component's mark is its rank times this plus its class
 PRIORITY_OFFSET = 1 << 21  # above the highest priority of a request
 STAMPS_MAX = 1 << 48
+
+Seen = tuple[tuple[int, int], Visit | None, int]
+"""All that the value of a head depends on: the policy's moment, the node's visit and its worth."""
 
 
 class Policy(Protocol):
@@ -121,8 +124,8 @@ class EvictionOrder:
         # By band times CLASSES_MAX plus class; made when something waits there first.
         self._heaps: dict[int, list[tuple[int, int, Node]]] = {}
         self._waiting: dict[int, int] = {}  # nodes whose mark says that they wait there
-        # What the head of a class was worth at a moment; nothing but a memory of what would be worked out again.
-        self._values: dict[int, tuple[tuple[int, int, Node], tuple[int, int], tuple[bool, int, int, int, int]]] = {}
+        # What the head of a class was worth, and by what; nothing but a memory of what would be worked out again.
+        self._values: dict[int, tuple[tuple[int, int, Node], Seen, tuple[bool, int, int, int, int]]] = {}
 
     def evictable(self, node: Node, band: int) -> bool:
         """Whether this component could be given up now: a leaf's pages, a window's unread units, an unread state."""
@@ -194,9 +197,10 @@ class EvictionOrder:
             if top is None:
                 del self._heaps[key]
                 continue
-            known = self._values.get(key)
-            if known is None or known[0] is not top or known[1] != moment:
-                known = self._values[key] = (top, moment, self._worth(key, top))
+            known, node = self._values.get(key), top[2]
+            seen = (moment, node.visit, node.worth)
+            if known is None or known[0] is not top or known[1] != seen:
+                known = self._values[key] = (top, seen, self._worth(key, top))
             if best is None or known[2] < best:
                 best, chosen = known[2], key
         if best is None:

@@ -62,8 +62,10 @@ def leave(tree: TreeState, lock: Lock) -> None:
             split(tree, node, page)
     path = list(path_up(lock.node, root))
     for node in path:
-        if node.visit is not None and node.visit.line != visit.line:
-            node.sharers += 1
+        if node.visit is not None:
+            node.sharers += node.visit.line != visit.line
+            if node.visit.end is node:
+                node.visit.end = None
         node.visit, node.tail = visit, bool(page) and node.start >= page
     for node in path:
         revisit(tree, node)
@@ -76,7 +78,7 @@ def _visit(tree: TreeState, visits: Visits, lock: Lock) -> Visit:
     if before is None:
         return Visit(0, max(0, reader.prompt_tokens - lock.matched_tokens), visits.new_line(), tree.now_ms)
     if reader.resumed:
-        if not before.over:
+        if not before.over and _ends_on(before, lock):
             visits.drop(before)
         return Visit(before.turn, before.added, before.line, tree.now_ms)
     if not before.over:
@@ -86,10 +88,15 @@ def _visit(tree: TreeState, visits: Visits, lock: Lock) -> Visit:
     return Visit(before.turn + 1, added, before.line, tree.now_ms)
 
 
+def _ends_on(visit: Visit, lock: Lock) -> bool:
+    """Whether a visit may be what a retraction left: another one's path goes on elsewhere, or beyond the lock's."""
+    return visit.end is None or any(node is visit.end for node in path_up(lock.node, None))
+
+
 def _tail_found(before: Visit, lock: Lock) -> bool | None:
     """Whether a reader found at least half of what lay behind the mark; None when that was evicted, or nothing did."""
     node, tail = before.end, before.end_tokens - before.mark
-    if node is None or node.gone or node.visit is not before or tail <= 0:
+    if node is None or node.visit is not before or tail <= 0:
         return None
     return lock.matched_tokens >= before.mark + tail // 2
 
@@ -98,7 +105,7 @@ def _set_aside(tree: TreeState, visit: Visit) -> None:
     """A visit was continued: what of its path is not on the new one goes before anything that may be used again."""
     node = visit.end
     visit.end = None
-    while node is not None and (node.visit is visit or node.gone):
+    while node is not None and node.visit is visit:
         for band in range(tree.shape.count):
             tree.offer(node, band)
         node = node.parent

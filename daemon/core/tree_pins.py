@@ -15,6 +15,8 @@ from daemon.core.tree_nodes import Match, Node
 from daemon.core.tree_state import TreeState, path_up
 from daemon.core.tree_worth import split
 
+SPARE_ENDS = 64  # the ends of pins are looked through when more than half of them, and more than this, may name nothing
+
 
 class Pins:
     """Pins of one tree; together they name at most `most_bytes`, -1: as much as there is."""
@@ -25,6 +27,7 @@ class Pins:
         self.refused = 0  # pins that would have named too much
         self.dropped = 0  # components that were given up before their time
         self.ends: list[tuple[int, int, Node]] = []  # until when a pin lasts, and the node at whose end it ends
+        self._ends_most = SPARE_ENDS  # of those; then the ones that name nothing any more are forgotten
 
     def pin(self, tree: TreeState, match: Match, until_ns: int) -> bool:
         """Name what a hit of this match reads until then; False, with nothing changed, when that is too much."""
@@ -53,6 +56,8 @@ class Pins:
         if match.slot:
             node.state_pinned_until = max(node.state_pinned_until, until_ns)
         heapq.heappush(self.ends, (until_ns, node.serial, node))
+        if len(self.ends) > self._ends_most:
+            self._clear_ends()
         _requeue(tree, node)
         return True
 
@@ -78,6 +83,19 @@ class Pins:
         """What the state digest covers beyond the marks of nodes."""
         ends = sorted((until, serial) for until, serial, _ in self.ends)
         return [ends, self.units, self.refused, self.dropped]
+
+    def _clear_ends(self) -> None:
+        """Forget the ends of pins that were given up or that a later one took the place of."""
+        kept: dict[tuple[int, int], Node] = {}
+        for until, _, node in self.ends:
+            at: Node | None = node
+            while at is not None and (at.gone or until not in (at.pinned_until, at.state_pinned_until)):
+                at = at.parent
+            if at is not None:
+                kept[until, at.serial] = at
+        self.ends = [(until, serial, node) for (until, serial), node in kept.items()]
+        heapq.heapify(self.ends)
+        self._ends_most = 2 * len(self.ends) + SPARE_ENDS
 
     def _release(self, tree: TreeState, node: Node, band: int) -> None:
         before = pinned_units(tree, node)

@@ -97,7 +97,13 @@ class TreeState:
             self.space_orders[node.space.name].offer(node, band)
 
     def forget(self, node: Node) -> None:
-        """A node is gone: nothing of it waits any more, and who still knows it keeps no more than the way up."""
+        """A node is gone: nothing of it waits any more, and who still knows it keeps no more than the way up.
+
+        The visit whose path ended in it ends above, as far as that path is still its own, and has no tail any more.
+        """
+        visit, above = node.visit, node.parent
+        if visit is not None and visit.end is node:
+            visit.end, visit.end_tokens = above if above is not None and above.visit is visit else None, 0
         node.gone, node.visit = True, None
         node.tokens, node.pages = b"", NO_PAGES
         for band in range(self.shape.count):

@@ -60,7 +60,7 @@ class ValuePerByte:
         if band == self._state:
             if not node.usable:
                 return DEAD, stamp
-            if node.passed:
+            if node.passed and node.sharers < SHARERS_MIN:
                 return PASSED, stamp
             ends = len(node.children) < 2 and (not node.children or node.visit is not None)
             return (_end(node) if ends or self._at_mark(node) else _inner(node)), stamp
