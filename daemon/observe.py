@@ -24,6 +24,7 @@ from ipc.messages import Accepted, Finished, Refused
 COMPLAIN_EVERY_S = 60.0
 LOGGED_AT_INFO = frozenset(
     {Verdict.DRAINING, Verdict.STALLED, Verdict.RETRACTED, Verdict.PARKED, Verdict.UNPARKED, Verdict.FLUSHED}
+    | {Verdict.UNPINNED}
 )
 
 

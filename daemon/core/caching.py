@@ -21,6 +21,8 @@ from allocator.capacity import Demand
 from allocator.columns import Int64s
 from daemon.core.grid import Kind
 from daemon.core.memory import minus
+from daemon.core.outputs import Decided, Outputs
+from daemon.core.reasons import Verdict
 from daemon.core.requests import Request
 from daemon.core.rows import NO_FLOOR
 from daemon.core.state import CoreState
@@ -214,11 +216,11 @@ def place(core: CoreState, request: Request, position: int, slot: int, kind: Kin
     return True
 
 
-def finish(core: CoreState, request: Request, output_tokens: int | None, now_ns: int) -> None:
+def finish(core: CoreState, request: Request, output_tokens: int | None, now_ns: int, out: Outputs) -> None:
     """The request finishes well: give what it wrote and the newest state it has, and pin that if it was asked for.
 
     `output_tokens` is where the client's output ends, when that is before what was committed: nobody goes on from what
-    lies behind.
+    lies behind. A pin that would name too much beside the others is not made, and that is told.
     """
     end = request.prompt_tokens + int(core.rows.output[request.row])
     if output_tokens is not None:
@@ -229,8 +231,11 @@ def finish(core: CoreState, request: Request, output_tokens: int | None, now_ns:
     assert core.memory.cache is not None, "what was given is in the cache"
     tokens = sequence_of(core, request, end)
     match = core.memory.cache.match(request.group.namespace, tokens, end)
-    if match.tokens:
-        core.memory.cache.pin(match, now_ns + request.group.pin_ns)
+    if match.tokens and not core.memory.cache.pin(match, now_ns + request.group.pin_ns):
+        numbers = {"tokens": match.tokens, "pin_ms": request.group.pin_ns // 1_000_000}
+        for band, units in zip(core.memory.chain.bands, core.memory.cache.pinned(), strict=True):
+            numbers[f"pinned_units_{band.name}"] = units
+        out.decisions.append(Decided(now_ns, Verdict.UNPINNED, request.number, "limit", numbers))
 
 
 def retracted(core: CoreState, request: Request) -> int:

@@ -31,7 +31,7 @@ def end(
     """End a live request, wherever it stands; `output_tokens` is the usage when it is less than what was committed."""
     event = END_EVENT[reason]
     if event is Event.FINISH and request.row >= 0:
-        caching.finish(core, request, output_tokens, now_ns)
+        caching.finish(core, request, output_tokens, now_ns, out)
     leave(core, request)
     core.move(request, event)
     assert request.row < 0, "what ended has no row"

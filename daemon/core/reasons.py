@@ -56,6 +56,7 @@ class Verdict(StrEnum):
     FLUSHED = "flushed"
     RELIEF = "relief"
     EVICTED = "evicted"
+    UNPINNED = "unpinned"
 
 
 END_TEXT: dict[EndReason, str] = {

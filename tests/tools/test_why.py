@@ -446,6 +446,11 @@ TOLD: dict[Verdict, tuple[Decided, str]] = {
         Decided(0, "evicted", 0, "reclaim", {"units_state": 1, "units_full": 30}),
         "the prefix cache gave up 1 unit of state, 30 units of full",
     ),
+    Verdict.UNPINNED: (
+        Decided(0, "unpinned", 4, "limit", {"tokens": 1040, "pin_ms": 5000, "pinned_units_full": 60}),
+        "the 1,040 tokens that it left in the cache were to be pinned for 5,000 ms and are not: all pins together "
+        "would pass --pinned-max; pinned are 60 units of full",
+    ),
 }
 
 

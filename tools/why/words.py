@@ -173,6 +173,15 @@ def _evicted(told: Decided, bands: Bands) -> str:
     return f"the prefix cache gave up {gave}{why}"
 
 
+def _unpinned(told: Decided, bands: Bands) -> str:
+    n = told.numbers
+    held = ", ".join(
+        f"{units(n[name], 'unit')} of {name.removeprefix('pinned_units_')}" for name in n if name.startswith("pinned_")
+    )
+    asked = f"the {n['tokens']:,} tokens that it left in the cache were to be pinned for {n['pin_ms']:,} ms"
+    return f"{asked} and are not: all pins together would pass --pinned-max; pinned are {held}"
+
+
 def _plain(told: Decided, bands: Bands) -> str:
     return joined(f"{told.verdict}: {told.reason}" if told.reason else told.verdict, rest(told.numbers))
 
@@ -195,6 +204,7 @@ SENTENCES: dict[str, Callable[[Decided, Bands], str]] = {
     Verdict.FLUSHED: _plain,
     Verdict.RELIEF: _relief,
     Verdict.EVICTED: _evicted,
+    Verdict.UNPINNED: _unpinned,
 }
 
 
