@@ -184,7 +184,7 @@ def measure(
 def main(argv: list[str] | None = None) -> int:
     """Measure, print a table, or with `--json` one object with a list `rows`."""
     parser = argparse.ArgumentParser(prog="bandmaster bench core", description=__doc__.split("\n")[0])
-    parser.add_argument("--running", default="1,64,256,1024", help="running requests, comma-separated")
+    parser.add_argument("--running", default="1,64,256,1024", help="running requests, comma-separated [1,64,256,1024]")
     parser.add_argument("--steps", type=int, default=1000, help="measured iterations each")
     parser.add_argument("--bands", default="full", help="bands of the model: full, and with it window:TOKENS and state")
     parser.add_argument("--waiting", type=int, default=0, help="requests that wait for a row meanwhile")

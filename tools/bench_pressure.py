@@ -20,6 +20,10 @@ from tools.pressure.episode import Episode, config_of, run
 from tools.pressure.mapping import CONDITIONS, Condition
 from tools.pressure.show import Verdict, episode_table, mapping_rows, mapping_table, print_table
 
+LEGEND = (
+    "before, after: the published table, without and with what it is published for; then the policies that ran here; "
+    "possible: if nothing of the hot prompts were lost; see docs/bench_pressure.md"
+)
 DEFAULT_POLICIES = ",".join(EVICTION_POLICIES)
 
 
@@ -85,6 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         print_table(console, mapping_table(episodes, policies))
         for verdict in verdicts:
             console.print(verdict.text(), highlight=False, soft_wrap=True)
+        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
     return int(options.check and not verdicts[0].holds)
 
 

@@ -93,7 +93,7 @@ def difference(text: str, actual: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare or rewrite the files; returns the exit code."""
     parser = argparse.ArgumentParser(prog="bandmaster scenario", description=__doc__.split("\n")[0])
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="scenario files")
     parser.add_argument("--rewrite", action="store_true", help="write into the files what really happens")
     options = parser.parse_args(argv)
     different = 0
