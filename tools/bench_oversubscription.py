@@ -27,8 +27,8 @@ TIME_MAX_US = 1_000_000
 RESERVES = ("estimate", "full")
 DEFAULT_TIMES = Times()
 HELD = (
-    "the promise holds at every point: everything ends, throughput falls no faster than memory, throughput and time per "
-    "token stay near those of the full reservation, retractions are bounded (docs/bench_pressure.md has the numbers)"
+    "the promise holds at every point: everything ends, throughput falls no faster than memory, throughput and time "
+    "per token stay near those of the full reservation, retractions are bounded (docs/bench_pressure.md has the numbers)"
 )
 
 
