@@ -64,8 +64,11 @@ def test_cold_and_cached_answers_equal_transformers(place: Path, server: OwnServ
     assert cached == 256
     fork = [*prompt[:150], *(draw.randrange(3, VOCABULARY) for _ in range(30))]
     forked, cached = tokens_and_cached(server, fork)
-    assert cached == 128
+    assert cached == 0, "nobody had parted there: no state was kept"
+    third = [*prompt[:150], *(draw.randrange(3, VOCABULARY) for _ in range(30))]
+    parted, cached = tokens_and_cached(server, third)
+    assert cached == 128, "the second to come that way left one"
     salted, cached = tokens_and_cached(server, prompt, cache_salt="x")
     assert (salted, cached) == (cold, 0)
-    compare(Reference(place), [prompt, turn, fork], [cold, longer, forked])
+    compare(Reference(place), [prompt, turn, fork, third], [cold, longer, forked, parted])
     assert gauge(server, "prefix_cache_hits_total") == 256 + 256 + 128
