@@ -242,6 +242,7 @@ def check_together(settings: Settings) -> None:
         )
     _check_state_cache(settings)
     _check_quotas(settings)
+    _check_order(settings)
     if settings.endpoint and not settings.endpoint.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"--endpoint: {settings.endpoint!r} is not allowed; allowed: ipc://PATH or tcp://HOST:PORT")
     if settings.endpoint.startswith("tcp://") and not settings.keys and not settings.insecure:
@@ -277,6 +278,21 @@ def _check_quotas(settings: Settings) -> None:
     """Every quota by name is a share of the arena."""
     for name, share in settings.cache_quotas.items():
         parse_value(BY_KEY["cache-quota"], share, f"--cache-quotas {name}")
+
+
+def _check_order(settings: Settings) -> None:
+    """What only some orders of the queue read is not set beside another."""
+    policy = settings.schedule_policy
+    if settings.enable_priority_preemption and policy == "fcfs":
+        raise ConfigError(
+            "--enable-priority-preemption: with --schedule-policy fcfs every priority is refused, so nobody ever gives "
+            "way; pass another order, or leave the first out"
+        )
+    if settings.fair_quantum_tokens != Settings.fair_quantum_tokens and policy != "fair":
+        raise ConfigError(
+            f"--fair-quantum-tokens {settings.fair_quantum_tokens}: nothing reads it with --schedule-policy {policy}; "
+            "pass --schedule-policy fair, or leave the first out"
+        )
 
 
 def _check_namespaces(settings: Settings) -> None:

@@ -337,6 +337,20 @@ def test_a_quota_of_a_namespace_that_no_request_can_be_in_is_refused() -> None:
         assert load(command, ["--cache-quotas", "salt:a=0.1"], environ={}).cache_quotas == {"salt:a": "0.1"}
 
 
+@pytest.mark.parametrize(
+    ("argv", "policy", "names"),
+    [
+        (["--enable-priority-preemption"], "fcfs", "--enable-priority-preemption: with --schedule-policy fcfs"),
+        (["--fair-quantum-tokens", "64"], "priority", "--fair-quantum-tokens 64: .* --schedule-policy priority"),
+    ],
+)
+def test_what_the_order_of_the_queue_never_reads_is_refused(argv: list[str], policy: str, names: str) -> None:
+    """A setting without effect is no silent one; beside an order that reads it, it is taken."""
+    with pytest.raises(ConfigError, match=names):
+        load("serve", [*argv, "--schedule-policy", policy], environ={})
+    assert load("serve", [*argv, "--schedule-policy", "fair"], environ={}).schedule_policy == "fair"
+
+
 @pytest.mark.parametrize("share", ["1.5", "-0.1", "much", ""])
 def test_a_quota_by_name_is_refused_like_the_one_for_all(share: str) -> None:
     """Out of range or no number: the refusal has the namespace, the value and the range."""
