@@ -58,7 +58,8 @@ and a request without a salt finds only those without one. [prefix_cache.md](pre
 
 With `cache_store` false later requests find nothing of what this one computed; it still finds what is there. What a
 request with `cache_pin_ms` leaves in the cache is given up behind everything that is not pinned, until that time is
-over; how much of the arena pins may name is `--pinned-max`. A namespace's share of the arena is `--cache-quota`.
+over. How much of the arena all pins may name is `--pinned-max`; one beyond that is not made, which the log says and
+the answer does not. A namespace's share of the arena is `--cache-quota`.
 
 `deadline_ms` and `priority`: [queue.md](queue.md) says who starts when, and what is refused.
 
