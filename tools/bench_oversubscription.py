@@ -28,7 +28,7 @@ RESERVES = ("estimate", "full")
 DEFAULT_TIMES = Times()
 HELD = (
     "the promise holds at every point: everything ends, throughput falls no faster than memory, throughput and time "
-    "per token stay near those of the full reservation, retractions are bounded (docs/bench_pressure.md has the numbers)"
+    "per token stay near those of the full reservation, retractions are bounded (numbers: docs/bench_pressure.md)"
 )
 
 
