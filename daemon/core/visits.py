@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MARK_TOKENS = 512
 GHOST_TOKENS = 64  # tokens before a mark that a path is known by once it was evicted
 GHOSTS_MAX = 65_536
+WAITING_MAX = 65_536  # visits watched for whether they go on, of all ages together
 TURNS = 6  # turns told apart: the first to the fifth, and all later ones
 ADDED_TOKENS = (1024, 3072, 8192)  # borders between what requests added
 COLUMNS = len(ADDED_TOKENS) + 1
@@ -53,10 +54,11 @@ class Visit:
 
     `line` is the number of the first visit of those that went on from one another, `again` how many tokens the same
     prompt would find at most, `end` the node at which the path ended and `end_tokens` how long it was. `over`: it was
-    continued, or will not be.
+    continued, or will not be. `watched` is the last bucket of ages in which it is counted as waiting:
+    that it goes on later would stand beside none of those that did not.
     """
 
-    __slots__ = ("added", "again", "end", "end_tokens", "ghost", "line", "mark", "over", "time_ms", "turn")
+    __slots__ = ("added", "again", "end", "end_tokens", "ghost", "line", "mark", "over", "time_ms", "turn", "watched")
 
     def __init__(self, turn: int, added: int, line: int, time_ms: int) -> None:
         self.turn = turn
@@ -65,6 +67,7 @@ class Visit:
         self.mark = self.again = 0
         self.time_ms = time_ms
         self.over = False
+        self.watched = BUCKETS - 1
         self.ghost = b""
         self.end: Node | None = None
         self.end_tokens = 0
@@ -85,6 +88,7 @@ class Visit:
             self.again,
             self.time_ms,
             self.over,
+            self.watched,
             end,
             self.end_tokens,
         ]
@@ -108,6 +112,7 @@ class Visits:
         self.version = 0  # rises whenever the tables are made anew
         self._ghosts: dict[bytes, Visit] = {}  # by what their paths are known by at their marks, oldest first
         self._waiting: tuple[deque[Visit], ...] = tuple(deque() for _ in range(BUCKETS))  # by the bucket of their age
+        self._watched = 0  # of those
         self._seen = [[0] * BUCKETS for _ in range(CLASSES)]  # visits not continued before they came to a bucket
         self._hit = [[0] * BUCKETS for _ in range(CLASSES)]  # visits continued in it
         self._tails = [TAILS, TAILS]  # continuations that found the tail of what they continued, and all of them
@@ -128,6 +133,8 @@ class Visits:
             if len(self._ghosts) > GHOSTS_MAX:
                 del self._ghosts[next(iter(self._ghosts))]
         self._waiting[0].append(visit)
+        self._watched += 1
+        self._forget_oldest()
         seen = self._seen[visit.class_]
         seen[0] += 1
         if seen[0] > SEEN_MAX:
@@ -153,8 +160,9 @@ class Visits:
         assert not visit.over, "a visit is continued once"
         self.advance()
         self.drop(visit)
-        age = max(0, at_ms - visit.time_ms)
-        self._hit[visit.class_][bucket_of(age)] += 1
+        bucket = bucket_of(at_ms - visit.time_ms)
+        if bucket <= visit.watched:
+            self._hit[visit.class_][bucket] += 1
         if tail is not None:
             self._tails = [self._tails[0] + tail, self._tails[1] + 1]
             if self._tails[1] > SEEN_MAX:
@@ -172,12 +180,11 @@ class Visits:
             waiting, border = self._waiting[bucket], EDGES_MS[bucket + 1]
             while waiting and self.now_ms - waiting[0].time_ms >= border:
                 visit = waiting.popleft()
-                if not visit.over:
+                if visit.over:
+                    self._watched -= 1
+                else:
                     self._seen[visit.class_][bucket + 1] += 1
                     self._waiting[bucket + 1].append(visit)
-        oldest = self._waiting[-1]
-        while len(oldest) > GHOSTS_MAX:
-            oldest.popleft()
 
     @property
     def moment(self) -> tuple[int, int]:
@@ -212,6 +219,13 @@ class Visits:
             self._density,
             self._tail_share,
         ]
+
+    def _forget_oldest(self) -> None:
+        """No more visits wait than a bound, whatever the rate of requests and the time that passes."""
+        while self._watched > WAITING_MAX:
+            bucket = next(bucket for bucket in range(BUCKETS - 1, -1, -1) if self._waiting[bucket])
+            self._waiting[bucket].popleft().watched = bucket
+            self._watched -= 1
 
     def _learn(self) -> None:
         """The tables anew: chances per class and age, then the rates that follow."""

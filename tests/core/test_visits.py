@@ -11,7 +11,17 @@ from daemon.core import visits
 from daemon.core.eviction import POLICIES
 from daemon.core.tree import PrefixTree
 from daemon.core.tree_nodes import Reader
-from daemon.core.visits import EDGES_MS, GHOSTS_MAX, MARK_TOKENS, Visit, Visits, bucket_of, mark_of, path_key
+from daemon.core.visits import (
+    EDGES_MS,
+    GHOSTS_MAX,
+    MARK_TOKENS,
+    WAITING_MAX,
+    Visit,
+    Visits,
+    bucket_of,
+    mark_of,
+    path_key,
+)
 from tests.core.tree_world import bands
 
 
@@ -124,6 +134,45 @@ def test_no_more_paths_are_remembered_than_a_bound() -> None:
     assert len(all_._ghosts) == GHOSTS_MAX
     assert all_.recall((9).to_bytes(16, "little")) is None
     assert all_.recall((10).to_bytes(16, "little")) is not None
+
+
+@pytest.mark.parametrize("step_ms", [0, 20])
+def test_no_more_visits_are_watched_than_a_bound(step_ms: int) -> None:
+    """Of all ages together, whatever the rate and though time stands still; the oldest go, whatever their age."""
+    all_ = Visits()
+    all_.now_ms = 1
+    made = []
+    for number in range(WAITING_MAX + 1_000):
+        all_.now_ms += step_ms
+        made.append(visit_at(all_, 0, number % 3))
+        if number % 499 == 0:
+            assert sum(map(len, all_._waiting)) <= WAITING_MAX
+    left = sorted((visit for column in all_._waiting for visit in column), key=lambda visit: visit.line)
+    assert left == made[1_000:]
+
+
+def test_what_was_forgotten_while_it_waited_counts_no_more() -> None:
+    """Its going on at an age to which it was not followed would stand beside none of those that did not go on."""
+    all_ = Visits()
+    early, late = visit_at(all_, 0, 0), visit_at(all_, 0, 0)
+    for _ in range(WAITING_MAX):
+        visit_at(all_, 5, 99_999)
+    all_.continued(early, EDGES_MS[1] - 1, None)
+    assert sum(all_._hit[early.class_]) == 1, "of the age at which it was watched"
+    all_.now_ms = 100_000
+    all_.continued(late, 100_000, None)
+    assert sum(all_._hit[late.class_]) == 1
+    assert late.over
+
+
+def test_a_visit_that_is_watched_no_more_is_told_by_the_digest() -> None:
+    """It decides what later inputs teach."""
+    contents = []
+    for watched in (3, 4):
+        visit = Visit(0, 0, 1, 0)
+        visit.watched = watched
+        contents.append(visit.content())
+    assert contents[0] != contents[1]
 
 
 def test_rates_hold_for_a_whole_moment() -> None:
