@@ -10,7 +10,7 @@ from daemon.core import value
 from daemon.core.eviction import EVICTION_POLICIES, POLICIES
 from daemon.core.limits import CoreConfig
 from daemon.core.tree import PrefixTree
-from daemon.core.tree_nodes import Reader
+from daemon.core.tree_nodes import Node, Reader
 from tests.core.test_tree import CHAINS
 from tests.core.tree_world import TreeWorld, bands
 
@@ -22,10 +22,10 @@ FULL, WINDOW, STATE = (
 
 
 class Chats:
-    """A tree of pages of 512 tokens under `value`, and conversations whose tokens are told apart by their first."""
+    """A tree of pages of 512 tokens, under `value` as a rule, and conversations told apart by their first tokens."""
 
-    def __init__(self, chain: list[BandGeometry]) -> None:
-        self.tree = PrefixTree(512, chain, POLICIES["value"])
+    def __init__(self, chain: list[BandGeometry], policy: str = "value") -> None:
+        self.tree = PrefixTree(512, chain, POLICIES[policy])
         self.page = self.slot = 1
         self.now_ms = 0
 
@@ -138,9 +138,10 @@ def test_value_keeps_the_window_before_the_place_where_the_same_prompt_would_end
     assert world.tree.match("", np.full(20, 1), 19).tokens == 19
 
 
-def test_a_conversation_that_goes_on_outlives_one_that_did_not() -> None:
-    """After many of both kinds, paths of many turns are kept and those of one turn go, though they are newer."""
-    chats = Chats([FULL])
+@pytest.mark.parametrize(("policy", "left"), [("value", (8, 1)), ("lru", (0, 9))])
+def test_a_conversation_that_goes_on_outlives_one_that_did_not(policy: str, left: tuple[int, int]) -> None:
+    """After many of both kinds, a path of four turns is kept up to its mark, and what came once goes, though newer."""
+    chats = Chats([FULL], policy)
     for number in range(120):
         once, history = 10_000 + 20 * number, [1_000_000 + 100 * number]
         for turn in range(1, 5):
@@ -149,8 +150,9 @@ def test_a_conversation_that_goes_on_outlives_one_that_did_not() -> None:
         chats.request([once + k for k in range(20)], 1_000)
     going, last = history, [once + k for k in range(20)]
     assert chats.known(last) == 20
-    chats.evict(chats.tree.held()[0] - len(going) - 20)
-    assert chats.known(going) == len(going) or chats.known(going) > chats.known(last)
+    chats.evict(chats.tree.held()[0] - len(going))
+    assert (len(going), chats.tree.held()) == (9, (9,))
+    assert (chats.known(going), chats.known(last)) == left
 
 
 def test_what_a_later_request_left_aside_goes_first() -> None:
@@ -171,21 +173,58 @@ def test_what_many_share_outlives_what_one_has() -> None:
     chats = Chats([STATE, BandGeometry("window:512", "window", 4, 512), FULL])
     chats.request([1, 2])
     for number in range(8):
-        assert chats.request([1, 2, 100 + number, 200 + number], 1_000) == (1024 if number else 512 * 0 + 1024)
+        assert chats.request([1, 2, 100 + number, 200 + number], 1_000) == 1024
     chats.evict(14)
     column = np.repeat(np.array([1, 2, 999], np.int64), 512)
     assert chats.tree.match("", column, len(column)).tokens == 1024
 
 
 def test_a_shared_end_is_worth_more_than_any_path_of_its_age() -> None:
-    """The value of a class's head never depends on how it came to be queued."""
+    """Not before `SHARERS_MIN` lines of visits came through it; then its head is worth four times the best path."""
     chats = Chats([FULL])
-    for number in range(6):
-        chats.request([1, 100 + number], 1_000)
+    policy = chats.tree._tree._policy
+
+    def worth(of: Node) -> int:
+        return policy.value(of, *policy.place(of, 0))
+
+    chats.request([1, 100])
+    chats.request([1, 101])
     node = next(iter(chats.tree._tree.spaces[""].root.children.values()))
-    policy = value.ValuePerByte(chats.tree.shape)
-    assert node.sharers >= value.SHARERS_MIN
-    assert policy.place(node, 0)[0] in range(value.SHARED, value.INNER)
+    for number in range(102, 110):
+        if node.sharers < value.SHARERS_MIN:
+            assert worth(node) <= max(map(worth, node.children.values()))
+            chats.request([1, number])
+    paths = list(node.children.values())
+    assert node.sharers == value.SHARERS_MIN
+    assert worth(node) > 3 * max(map(worth, paths)) > 0
+
+
+def test_a_state_behind_the_mark_does_not_take_the_place_of_the_one_at_it() -> None:
+    """The next turn is sure to come by the mark and not by the end: the end goes with its page, and the mark stays."""
+    chats = Chats([STATE, FULL])
+    chats.request([1, 2])
+    chats.request([1, 2, 3], 1_000)
+    assert chats.evict(1, band=0) == (1, 1)
+    column = np.repeat(np.array([1, 2, 999], np.int64), 512)
+    assert chats.tree.match("", column, len(column)).tokens == 1024
+
+
+@pytest.mark.parametrize(("later_gone", "known"), [(False, (0, 2)), (True, (2, 1))])
+def test_a_state_is_an_end_again_once_the_later_one_is_gone(later_gone: bool, known: tuple[int, int]) -> None:
+    """While a later state serves the next turn, one before it goes first; without it, an older path's end does."""
+    chats = Chats([STATE, FULL])
+    chats.request([7, 8])
+    for tokens in ([1, 2], [1, 2, 3], [1, 2, 3, 4]):
+        chats.request(tokens, 9_000)
+    column = np.repeat(np.array([7, 8], np.int64), 512)
+    older = chats.tree.lock(chats.tree.match("", column, len(column)))
+    if later_gone:
+        assert [len(ids) for ids in chats.tree.evict(lambda units: units[1] >= 2, 1)] == [2, 2]
+        assert chats.known([1, 2, 3]) == 2
+    chats.tree.unlock(older, touch=False)
+    chats.evict(1, band=0)
+    column = np.repeat(np.array([1, 2, 999], np.int64), 512)
+    assert (chats.tree.match("", column, len(column)).tokens // 512, chats.known([7, 8])) == known
 
 
 @pytest.mark.parametrize("policy", EVICTION_POLICIES)
