@@ -90,8 +90,11 @@ class ValuePerByte:
             return class_
         if class_ == NEEDED:
             return NEVER
-        if visit is None:  # a reader is at work on this path and moves its window on
-            return ASIDE + 1
+        if visit is None:  # a reader is at work on this path
+            if self._state < 0:  # and moves its window on
+                return ASIDE + 1
+            # What it gave last is where its next turn starts, though the pages that it still writes lie behind.
+            return ASIDE + 2 + (self._visits.newest_rate >> LESS[INNER] << node.worth)
         if class_ >= ENDS:
             rate = self._visits.rate(visit)
         elif class_ == TAIL:

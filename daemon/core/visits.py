@@ -203,6 +203,11 @@ class Visits:
         """The highest rate of any visit as old as this one."""
         return self._best[bucket_of(self.now_ms // MOMENT_MS * MOMENT_MS - visit.time_ms)]
 
+    @property
+    def newest_rate(self) -> int:
+        """The highest rate of any visit that begins now."""
+        return self._best[0]
+
     def content(self) -> list[Any]:
         """What the state digest covers."""
         waiting = [[visit.content() for visit in column] for column in self._waiting]

@@ -199,6 +199,25 @@ def test_a_shared_end_is_worth_more_than_any_path_of_its_age() -> None:
     assert worth(node) > 3 * max(map(worth, paths)) > 0
 
 
+def test_a_state_of_a_request_at_work_outlives_older_ends() -> None:
+    """It is where the next turn will start, though the request's own pages lie behind it and nobody has left it yet."""
+    chats = Chats([STATE, FULL])
+    tree = chats.tree
+    chats.request([7, 8, 9])
+    tree.at(3_600_000_000_000)
+    column = np.repeat(np.array([1, 2, 3], np.int64), 512)
+    lock = tree.lock(tree.match("", column, 1_535), Reader(0, 1_025))
+    pages = np.array([11, 12, 13], np.int32)
+    assert tree.insert("", column[:1_024], pages, (0, 0), 5, lock).slot_kept
+    tree.insert("", column, pages, (0, 0), 0, lock)
+    chats.evict(1, band=0)
+    assert tree.match("", column, 1_535).tokens == 1_024
+    assert chats.known([7, 8, 9]) == 2
+    chats.evict(1, band=0)
+    assert tree.match("", column, 1_535).tokens == 0, "nobody waits for it"
+    tree.unlock(lock)
+
+
 def test_a_state_behind_the_mark_does_not_take_the_place_of_the_one_at_it() -> None:
     """The next turn is sure to come by the mark and not by the end: the end goes with its page, and the mark stays."""
     chats = Chats([STATE, FULL])
