@@ -27,7 +27,7 @@ ENDS = INNER + WORTHS
 CLASSES = ENDS + VISITS * WORTHS
 
 SHARED_TIMES = 4  # what is shared is expected to be used so many times as often as the best other path of its age
-SHARERS_MIN = 3  # a node is shared when its visit was so often one of another line
+SHARERS_MIN = 2  # a node is shared when its visit was so often one of another line
 NEVER = 1 << 100
 
 # By how many powers of two less likely a use of these is than one of the path's end.
