@@ -21,7 +21,7 @@ from allocator.checks import Checks
 from allocator.columns import Int64s, pack_i64
 from allocator.geometry import Geometry
 from daemon.core.limits import CoreConfig
-from daemon.processes import collect_seldom
+from daemon.processes import COLLECT_THRESHOLDS
 from ipc.messages import Generate, ModelFacts, Step
 from tools.simulate.engine import GREEDY, NS_PER_S, Engine, Sent, Times
 from tools.simulate.timeline import Timeline
@@ -85,7 +85,8 @@ def simulate(trace: Trace, job: Job, tell: Tell) -> Run:
     engine.on_step = on_step
     run = Run(job.arena, job.policy)
     thresholds = gc.get_threshold()
-    collect_seldom()  # as the daemon does; the trace is none of the core's garbage either
+    gc.freeze()  # the trace and all else that is here is none of the core's garbage
+    gc.set_threshold(*COLLECT_THRESHOLDS)  # as the daemon does
     try:
         for index, line in enumerate(trace.lines):
             engine.advance(max(engine.now_ns, int(line.at_ns / job.speed)))
