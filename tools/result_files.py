@@ -28,6 +28,14 @@ def probe(path: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
+def probe_folder(folder: Path) -> None:
+    """Make a folder and see that files can be written there; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trial = folder / ".probe"
+    trial.write_bytes(b"")
+    trial.unlink()
+
+
 def put(path: Path, text: str) -> None:
     """Write a text (UTF-8), wholly or not at all; an old file's permissions stay. Raises OSError."""
     if not _is_replaced(path):

@@ -25,6 +25,7 @@ from tools.pagesafety import cases, report, sweep
 from tools.pagesafety.mutants import MUTANTS
 from tools.pagesafety.shapes import FIVE, SHAPES
 from tools.pagesafety.workers import WorkerLost, over_processes
+from tools.result_files import probe_folder
 
 CLEAN, FOUND, USAGE, LOST = 0, 1, 2, 3
 RANGES = {"ops": (1, 1_000_000), "ranks": (1, cases.RANKS_MAX), "jobs": (1, 256), "failures_max": (1, 10_000)}
@@ -135,10 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _probed(directory: Path) -> bool:
     """Whether cases can be written there; says why not."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / ".probe"
-        probe.write_bytes(b"")
-        probe.unlink()
+        probe_folder(directory)
     except OSError as error:
         _say(f"--out {directory}: {error}")
         return False

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from tools import result_files
 from tools.pagesafety.workers import WorkerLost, over_processes
+from tools.result_files import probe_folder
 from tools.worlds.canaries import CANARIES, applied
 from tools.worlds.cases import BadCase, Case, draw, load, save
 from tools.worlds.run import Failure, Player, Ran, run
@@ -155,10 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _writable(directory: Path) -> bool:
     """Whether files can be written there; says why not."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / ".probe"
-        probe.write_bytes(b"")
-        probe.unlink()
+        probe_folder(directory)
     except OSError as error:
         sys.stderr.write(f"bandmaster worlds: --out {directory}: {error}\n")
         return False
