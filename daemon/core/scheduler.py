@@ -111,8 +111,6 @@ class SchedulerCore:
     def _tell_evicted(self, memory: Memory, now_ns: int, out: Outputs) -> None:
         """All that this input took from the prefix cache: one decision for who needed it, one for quotas."""
         core, evicted, beyond = self._state, tuple(memory.evicted.values()), tuple(memory.quota_evicted.values())
-        if (evicted, beyond) == core.told_evicted:
-            return
         for_quota = minus(beyond, core.told_evicted[1])
         reclaimed = minus(minus(evicted, core.told_evicted[0]), for_quota)
         core.told_evicted = (evicted, beyond)
