@@ -108,6 +108,45 @@ class Settings:
     )
     threads: int = _row("int", 0, "compute threads of a rank", SERVER, low=1, high=1024, zero="measured at boot")
 
+    # --- ranks
+    tensor_parallel_size: int = _row(
+        "int", 1, "tensor ranks of each stage: each holds a shard of every layer", SERVER, low=1, high=64,
+        aliases=("--tp",),
+    )  # fmt: skip
+    pipeline_parallel_size: int = _row(
+        "int", 1, "pipeline stages: each holds some of the layers", SERVER, low=1, high=64, aliases=("--pp",)
+    )
+    pp_layers: str = _row(
+        "text", "", "layers of each stage, like `10,22`; empty: as even as can be (vLLM's VLLM_PP_LAYER_PARTITION)",
+        SERVER,
+    )  # fmt: skip
+    rank_launch: str = _row(
+        "choice",
+        "spawn",
+        "`spawn`: the daemon starts its ranks here; `wait`: they are started elsewhere (torchrun, Slurm, Ray) as "
+        "`bandmaster rank` and join over `--ranks-endpoint`",
+        SERVER,
+        choices=("spawn", "wait"),
+    )
+    ranks_endpoint: str = _row(
+        "text", "", "where ranks reach the daemon, `ipc://` or `tcp://`; empty: a socket in the run directory", SERVER
+    )
+    rendezvous: str = _row(
+        "text", "", "HOST:PORT on the host of rank 0.0 where ranks find each other; empty: a file in the run directory",
+        SERVER,
+    )  # fmt: skip
+    collective_timeout_s: float = _row(
+        "seconds", 60.0, "time after which a collective or a transfer between stages is a fault", SERVER,
+        low=1, high=3600,
+    )  # fmt: skip
+    epoch_restarts_max: int = _row(
+        "int", 5, "restarts of all ranks after one was lost, within `--epoch-restart-window`; one more ends the daemon",
+        SERVER, low=0, high=1_000_000,
+    )  # fmt: skip
+    epoch_restart_window_s: float = _row(
+        "seconds", 600.0, "restarts of ranks longer ago do not count", SERVER, low=1, high=86_400
+    )
+
     # --- memory
     arena_bytes: int = _row(
         "bytes", 0, "bytes of the arena of each rank", SERVER, low=MIB, high=256 * TIB, zero="by `--mem-fraction`"
@@ -277,6 +316,11 @@ class Settings:
     keys: str = _row("path", "", "directory of CURVE keys (`bandmaster keys`), needed for `tcp://`", ALL)
     client: str = _row("text", "frontend", "whose key in that directory a front end uses", HTTP)
     insecure: bool = _row("switch", False, "allow `tcp://` without keys: anyone who connects reads along", ALL)
+    restarts_max: int = _row(
+        "int", 20, "restarts of a dead or frozen daemon or front end within ten minutes; one more ends the server",
+        ("serve",), low=0, high=1_000_000,
+    )  # fmt: skip
+    frontends: int = _row("int", 1, "front-end processes that share the port", ("serve",), low=1, high=64)
     drain_timeout_s: float = _row(
         "seconds",
         30.0,
@@ -321,6 +365,10 @@ class Settings:
     journal_segment_bytes: int = _row(
         "bytes", 64 * MIB, "size at which a journal segment ends", SERVER, low=MIB, high=4 * GIB
     )
+    snapshot_bytes: int = _row(
+        "bytes", 256 * MIB, "journal bytes after which a snapshot is written: a restart reads no more",
+        SERVER, low=MIB, high=256 * GIB, zero="none is written",
+    )  # fmt: skip
     log_format: str = _row(
         "choice",
         "auto",

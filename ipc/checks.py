@@ -123,9 +123,10 @@ def check_finish_at(msg: m.FinishAt, limits: Limits) -> None:
 
 
 def check_resume(msg: m.Resume, limits: Limits) -> None:
-    """As FinishAt, and a digest."""
-    check_finish_at(m.FinishAt(msg.id, msg.choice, msg.output_tokens), limits)
-    _digest("digest", msg.digest)
+    """An id and choice that a Generate could have had, and a column of tokens."""
+    _text("id", msg.id, limits.id_bytes_max, empty=False)
+    _range("choice", msg.choice, 0, limits.choices_max - 1)
+    _column("tokens", msg.tokens, 8)
 
 
 def check_acknowledge(msg: m.Acknowledge, limits: Limits) -> None:
@@ -253,7 +254,7 @@ def check_step(msg: m.Step, limits: Limits) -> None:
 # --- rank -> daemon ------------------------------------------------------------------------------------------------
 
 
-def check_rank(msg: m.Join | m.Ready | m.Heartbeat | m.Fault, limits: Limits) -> None:
+def check_rank(msg: m.Join | m.Ready | m.Heartbeat | m.Fault | m.Explained, limits: Limits) -> None:
     """A stage and a rank that can be."""
     _range("stage", msg.stage, 0, INT32_MAX)
     _range("rank", msg.rank, 0, INT32_MAX)
@@ -291,6 +292,30 @@ def check_report(msg: m.Report, limits: Limits) -> None:
         _logprobs("logprobs", entry.values)
 
 
+def check_continued(msg: m.Continued, limits: Limits) -> None:
+    """A column of tokens behind a position, and their log probabilities."""
+    _text("id", msg.id, limits.id_bytes_max, empty=False)
+    _range("choice", msg.choice, 0, limits.choices_max - 1)
+    _range("output_tokens", msg.output_tokens, 0, INT32_MAX)
+    _column("tokens", msg.tokens, 8)
+    for entry in msg.logprobs:
+        _logprobs("logprobs", entry.values)
+
+
+def check_explain(msg: m.Explain, limits: Limits) -> None:
+    """A step's number."""
+    _range("seq", msg.seq, 1, INT64_MAX)
+
+
+def check_explained(msg: m.Explained, limits: Limits) -> None:
+    """A rank, and steps with whole digests."""
+    check_rank(msg, limits)
+    for step in msg.steps:
+        _range("seq", step.seq, 1, INT64_MAX)
+        _digest("logical", step.logical)
+        _digest("layout", step.layout)
+
+
 CHECKS: dict[type, Callable[[Any, Limits], None]] = {
     m.Connect: check_connect,
     m.Generate: check_generate,
@@ -303,12 +328,15 @@ CHECKS: dict[type, Callable[[Any, Limits], None]] = {
     m.Accepted: check_accepted,
     m.TokenBatch: check_token_batch,
     m.Finished: check_finished,
+    m.Continued: check_continued,
     m.Hello: check_hello,
     m.Begin: check_begin,
     m.Step: check_step,
+    m.Explain: check_explain,
     m.Join: check_rank,
     m.Ready: check_ready,
     m.Report: check_report,
+    m.Explained: check_explained,
     m.Fault: check_fault,
     m.Heartbeat: check_rank,
 }

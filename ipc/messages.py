@@ -6,9 +6,9 @@ Evolution: new fields go at the end with a default; fields are never reordered o
 cannot read raises `PROTOCOL_VERSION`. Token ids are int64, row numbers, generations, positions and counts int32.
 
     front end -> daemon   Connect Generate Abort FinishAt Resume Acknowledge Ask
-    daemon -> front end   Welcome Rejected Accepted Refused TokenBatch Finished Answer
-    daemon -> rank        Hello Begin Step Stop
-    rank -> daemon        Join Ready Report Fault Heartbeat
+    daemon -> front end   Welcome Rejected Accepted Refused TokenBatch Finished Continued Answer
+    daemon -> rank        Hello Begin Step Explain Stop
+    rank -> daemon        Join Ready Report Explained Fault Heartbeat
 """
 
 from __future__ import annotations
@@ -100,12 +100,11 @@ class FinishAt(msgspec.Struct, tag=True, array_like=True):
 
 
 class Resume(msgspec.Struct, tag=True, array_like=True):
-    """After a reconnect: the front end holds `output_tokens` tokens of this choice, of this BLAKE2b-16 digest."""
+    """After a reconnect: the front end holds `tokens` (int64 column), all output of this choice that reached it."""
 
     id: str
     choice: int
-    output_tokens: int
-    digest: bytes
+    tokens: bytes
 
 
 class Acknowledge(msgspec.Struct, tag=True, array_like=True):
@@ -220,6 +219,19 @@ class Finished(msgspec.Struct, tag=True, array_like=True):
     hit_cut: str = ""
 
 
+class Continued(msgspec.Struct, tag=True, array_like=True):
+    """The reply to a `Resume`: the choice goes on behind `output_tokens` tokens; `tokens` (int64) are all from there on
+    that the daemon has, `logprobs` those of them. A choice that has ended is told its `Finished` next.
+    """
+
+    id: str
+    choice: int
+    request: int
+    output_tokens: int
+    tokens: bytes
+    logprobs: list[RequestLogprobs] = []
+
+
 class Answer(msgspec.Struct, tag=True, array_like=True):
     """The reply to an `Ask`: `ok`, and a JSON document or text in `body`."""
 
@@ -228,7 +240,7 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     body: str
 
 
-ToFrontEnd = Welcome | Rejected | Accepted | Refused | TokenBatch | Finished | Answer
+ToFrontEnd = Welcome | Rejected | Accepted | Refused | TokenBatch | Finished | Continued | Answer
 
 
 # --- daemon -> rank ------------------------------------------------------------------------------------------------
@@ -251,6 +263,10 @@ class RankSettings(msgspec.Struct):
     invariants: int = 1
     options: dict[str, str] = {}
     checkpoint_interval: int = 0  # tokens between checkpoints of recurrent state; 0: requests own no checkpoint slot
+    tensor_ranks: int = 1  # ranks of each stage, which hold shards of the same layers
+    stage_layers: list[int] = []  # layers of each pipeline stage; empty: one stage that has them all
+    rendezvous: str = ""  # where the ranks find each other, as `torch.distributed` spells it; empty: there is one rank
+    collective_timeout_ms: int = 60_000  # a collective or a transfer between stages that takes longer is a fault
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
@@ -329,6 +345,13 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
     ops: list[Op]
     forward: Forward | None
     logical: bytes
+    snapshot: bool = False  # the report brings the state of this rank's physical chain after this step
+
+
+class Explain(msgspec.Struct, tag=True, array_like=True):
+    """Digests differ at step `seq`: say what this rank did in the steps that it still knows."""
+
+    seq: int
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
@@ -337,7 +360,7 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
     why: str
 
 
-ToRank = Hello | Begin | Step | Stop
+ToRank = Hello | Begin | Step | Explain | Stop
 
 
 # --- rank -> daemon ------------------------------------------------------------------------------------------------
@@ -398,6 +421,33 @@ class Report(msgspec.Struct, tag=True, array_like=True, frozen=True):
     logprobs: list[RowLogprobs] = []
     forward_us: int = 0
     bands: bytes = b""
+    snapshot: bytes = b""  # of the physical chain, where the step asked for it
+
+
+class OpTrace(msgspec.Struct, array_like=True, frozen=True):
+    """One op of a step as a rank realized it: its place and kind, and the effects in words, band by band."""
+
+    index: int
+    kind: str
+    band: str
+    effects: str
+
+
+class StepTrace(msgspec.Struct, array_like=True, frozen=True):
+    """One step as a rank applied it: both chained digests behind it, and what each op led to."""
+
+    seq: int
+    logical: bytes
+    layout: bytes
+    ops: list[OpTrace]
+
+
+class Explained(msgspec.Struct, tag=True, array_like=True):
+    """The reply to `Explain`: the newest steps that this rank applied, oldest first."""
+
+    stage: int
+    rank: int
+    steps: list[StepTrace]
 
 
 class Fault(msgspec.Struct, tag=True, array_like=True):
@@ -419,4 +469,4 @@ class Heartbeat(msgspec.Struct, tag=True, array_like=True):
     reported: int
 
 
-FromRank = Join | Ready | Report | Fault | Heartbeat
+FromRank = Join | Ready | Report | Explained | Fault | Heartbeat

@@ -22,12 +22,10 @@ from ipc.handshake import version_problem
 from ipc.keys import ClientKeys, ServerKeys
 from ipc.messages import (
     Begin,
-    Fault,
+    Explain,
     FromRank,
-    Heartbeat,
     Hello,
     Join,
-    Ready,
     Report,
     Step,
     Stop,
@@ -108,7 +106,7 @@ class RankServer:
         self._sent_seq = seq
         self._to_all(data, f"step {seq}")
 
-    def broadcast(self, message: Begin | Stop) -> None:
+    def broadcast(self, message: Begin | Explain | Stop) -> None:
         """Send every joined rank the same message, without waiting. RankGone, RankStalled name the rank."""
         self._to_all(codec.encode(message), type(message).__name__)
 
@@ -241,7 +239,7 @@ class RankStream:
         self._epoch = message.epoch
         return message
 
-    async def recv(self) -> Begin | Step | Stop:
+    async def recv(self) -> Begin | Step | Explain | Stop:
         """The daemon's next message; steps in dense order only. StreamBroken otherwise."""
         message = await self._next()
         if isinstance(message, Hello):
@@ -256,7 +254,7 @@ class RankStream:
             self._received = message.seq
         return message
 
-    async def send(self, message: Join | Ready | Report | Fault | Heartbeat) -> None:
+    async def send(self, message: FromRank) -> None:
         """Send the daemon a message, reports in dense order. Waits at the high-water mark; cancelled means not sent."""
         if isinstance(message, Report):
             if message.seq != self._reported + 1 or message.seq > self._received:

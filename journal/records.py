@@ -93,6 +93,7 @@ class Kind(IntEnum):
     JOURNAL_DEGRADED = 29
     ACKNOWLEDGED = 30
     ABANDONED = 31
+    RECOVERED = 32
     STEPPED = 64
     DECIDED = 65
     DIGESTED = 96
@@ -119,6 +120,7 @@ PAYLOADS: dict[Kind, type[msgspec.Struct]] = {
     Kind.JOURNAL_DEGRADED: inputs.JournalDegraded,
     Kind.ACKNOWLEDGED: inputs.Acknowledged,
     Kind.ABANDONED: inputs.Abandoned,
+    Kind.RECOVERED: inputs.Recovered,
     Kind.STEPPED: Step,
     Kind.DECIDED: outputs.Decided,
     Kind.DIGESTED: Digested,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from allocator.geometry import Geometry
-from ipc.messages import Generate, ModelFacts, RowLogprobs
+from ipc.messages import Accepted, Finished, Generate, ModelFacts, RequestLogprobs, RowLogprobs
 
 
 class Arrived(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -56,7 +56,7 @@ class FrontEndLost(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Resumed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A front end came back holding `tokens` (int64 column) of a choice beyond what the journal knew."""
+    """A front end came back holding `tokens` (int64 column), all output of a choice that had reached it."""
 
     now_ns: int
     frontend: str
@@ -112,11 +112,16 @@ class EpochBegan(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class EpochEnded(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Device memory is gone: a rank died, a digest differed or an invariant broke."""
+    """Device memory is gone: a rank died, a digest differed or an invariant broke.
+
+    With `recovers` another epoch will follow: what holds something waits again, its output kept. Without, every live
+    request ends with reason fault.
+    """
 
     now_ns: int
     epoch: int
     why: str
+    recovers: bool = False
 
 
 class Controlled(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -142,6 +147,38 @@ class Abandoned(msgspec.Struct, tag=True, array_like=True, frozen=True):
     next_request: int
 
 
+class RecoveredChoice(msgspec.Struct, array_like=True, frozen=True):
+    """One choice of a recovered group: its output so far (int64 column), and its end if it has one.
+
+    `logprobs` are those of the output and `prompt_logprobs_next` the first prompt position whose were not delivered.
+    """
+
+    tokens: bytes
+    ended: Finished | None = None
+    logprobs: list[RequestLogprobs] = []
+    prompt_logprobs_next: int = 0
+    retractions: int = 0
+
+
+class RecoveredGroup(msgspec.Struct, array_like=True, frozen=True):
+    """One accepted request of an earlier life that has not ended, or whose end was not acknowledged."""
+
+    frontend: str
+    generate: Generate
+    seed: int
+    accepted: Accepted
+    arrived_ns: int
+    choices: list[RecoveredChoice]
+
+
+class Recovered(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """What an earlier life of the daemon left: the groups that go on, and the next free number of a request."""
+
+    now_ns: int
+    groups: list[RecoveredGroup]
+    next_request: int
+
+
 class Ticked(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One scheduler iteration may run now."""
 
@@ -164,5 +201,6 @@ Input = (
     | Controlled
     | JournalDegraded
     | Abandoned
+    | Recovered
     | Ticked
 )

@@ -101,7 +101,7 @@ async def test_resume_is_not_silently_ignored(endpoint: str) -> None:
     """What is not there yet is said so."""
     async with gateway(endpoint) as world:
         peer = await world.peer("fe")
-        answer = await peer.ask(Resume("a", 0, 1, bytes(16)))
+        answer = await peer.ask(Resume("a", 0, bytes(8)))
         assert isinstance(answer, Rejected)
         assert answer.code == "not_supported"
 

@@ -33,7 +33,7 @@ VALID: list[FromFrontEnd] = [
     request("id", prompt=tuple(range(50))),
     Abort("id"),
     FinishAt("id", 0, 5),
-    Resume("id", 0, 5, bytes(16)),
+    Resume("id", 0, bytes(40)),
     Acknowledge(["id"] * 10),
     Ask("status", 5, {"a": 1}),
 ]
