@@ -18,6 +18,8 @@ from daemon.clock import Clock, SystemClock
 from daemon.config import load, recorded, unknown_variables
 from daemon.endpoints import front_server
 from daemon.exits import DaemonError, Exit
+from daemon.fault_hooks import faulty_clock, faulty_storage
+from daemon.faults import Faults, planted
 from daemon.logs import open_log
 from daemon.processes import collect_seldom, die_with_parent, hold_signals, ignore_signals
 from daemon.run_dir import RunDir, default_path
@@ -31,12 +33,13 @@ from journal.writer import JournalSettings
 ABOUT = "The scheduler daemon: journal, core and ranks, without an HTTP front end."
 
 
-def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any) -> Exit:
+def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any, faults: Faults) -> Exit:
     """Open the journal of a claimed run directory and run one life on it; raises DaemonError when it cannot start."""
+    storage = faulty_storage(DiskStorage(run_dir.journal), faults)
     front = front_server(settings, run_dir)
     rules = JournalSettings(policy=settings.journal_sync, segment_bytes=settings.journal_segment_bytes)
     try:
-        writer, recovered = open_journal(DiskStorage(run_dir.journal), rules, bytes.fromhex(clock.token()))
+        writer, recovered = open_journal(storage, rules, bytes.fromhex(clock.token()))
     except JournalBusy as error:
         raise DaemonError(Exit.IN_USE, str(error)) from error
     except (JournalError, OSError) as error:
@@ -57,19 +60,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_parent()
     try:
         settings = load("daemon", list(sys.argv[1:] if argv is None else argv), ABOUT)
+        faults = planted("daemon", os.environ)
         run_dir = RunDir(default_path(settings))
         run_dir.prepare()
         run_dir.claim()
     except (DaemonError, EndpointError) as error:
         sys.stderr.write(f"bandmaster daemon: {error}\n")
         return exit_code_of(error)
-    clock = SystemClock()
+    clock = faulty_clock(SystemClock(), faults)
     log, writer = open_log(settings.log_format, settings.log_level, run_dir.logs / "daemon.log", process="daemon")
     for line in unknown_variables(os.environ):
         log.warning("UnknownSetting", what=line)
     log.info("Starting", run_dir=str(run_dir.path), settings=recorded(settings))
+    if faults:
+        log.warning("FaultsPlanted", faults=[spec.text for spec in faults.specs])
     try:
-        code = serve(settings, run_dir, clock, log)
+        code = serve(settings, run_dir, clock, log, faults)
     except (DaemonError, EndpointError) as error:
         log.error("CannotStart", error=str(error))
         code = exit_code_of(error)

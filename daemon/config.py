@@ -24,7 +24,10 @@ from daemon.settings_table import BY_KEY, TABLE, Setting, Settings, rows_for
 PREFIX = "BANDMASTER_"
 SALT = "salt:"  # what `daemon.frontend.prepare.namespace` puts before a cache_salt
 # Environment names with our prefix that are not settings: they pass between our own processes, or name the model cache.
-INTERNAL = frozenset({"BANDMASTER_CONFIG", "BANDMASTER_CACHE", "BANDMASTER_RANK_TOKEN", "BANDMASTER_PARENT"})
+INTERNAL = frozenset(
+    {"BANDMASTER_CONFIG", "BANDMASTER_CACHE", "BANDMASTER_RANK_TOKEN", "BANDMASTER_PARENT"}
+    | {"BANDMASTER_FAULTS", "BANDMASTER_FAULTS_DIR"}
+)
 BYTE_UNITS = {
     "": 1,
     "K": 10**3,

@@ -16,7 +16,10 @@ from collections.abc import Sequence
 import structlog
 import trio
 
+from daemon.exits import DaemonError
+from daemon.faults import Faults, planted
 from daemon.rank.errors import RankError
+from daemon.rank.faults import FaultyStream
 from daemon.rank.loop import EXIT_FAULT, Place, RankLoop
 from ipc.errors import IpcError
 from ipc.streams import RankStream
@@ -50,12 +53,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def serve(endpoint: str, place: Place, token: str) -> int:
+def open_stream(endpoint: str, place: Place, token: str, faults: Faults) -> RankStream:
+    """The stream to the daemon; one that does wrong where a fault asks for it."""
+    if not faults.at("step", "report"):
+        return RankStream(endpoint, stage=place.stage, rank=place.rank, token=token)
+    stream = FaultyStream(endpoint, stage=place.stage, rank=place.rank, token=token)
+    stream.faults = faults
+    return stream
+
+
+async def serve(endpoint: str, place: Place, token: str, faults: Faults) -> int:
     """Connect and serve one epoch; returns the exit code. What the stream refuses ends the rank with a logged line."""
     code = EXIT_FAULT
-    stream = RankStream(endpoint, stage=place.stage, rank=place.rank, token=token)
+    stream = open_stream(endpoint, place, token, faults)
     try:
-        code = await RankLoop(stream, place).run()
+        code = await RankLoop(stream, place, faults).run()
     except* (IpcError, RankError, trio.TooSlowError) as group:
         structlog.get_logger("rank").error("cannot go on", errors=[repr(error) for error in group.exceptions])
     finally:
@@ -70,7 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logs(place)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     token = arguments.token or os.environ.pop(TOKEN_VARIABLE, "")
-    return trio.run(serve, arguments.endpoint, place, token)
+    try:
+        faults = planted(f"rank-{place.stage}-{place.rank}", os.environ)
+    except DaemonError as error:
+        structlog.get_logger("rank").error("cannot go on", errors=[str(error)])
+        return EXIT_FAULT
+    return trio.run(serve, arguments.endpoint, place, token, faults)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ import structlog
 import trio
 
 from allocator.geometry import Geometry
+from daemon.faults import Faults
 from daemon.rank.errors import StepRefused
+from daemon.rank.faults import faulty_runner
 from daemon.rank.runner import Prepared, Runner, open_runner
 from daemon.rank.step_worker import StepWorker
 from daemon.rank.work_thread import BeginWork, Begun, Diverged, Failed, Product, WorkThread
@@ -44,9 +46,10 @@ class Place(NamedTuple):
 class RankLoop:
     """One epoch of one rank; `run` returns the process's exit code."""
 
-    def __init__(self, stream: RankStream, place: Place) -> None:
+    def __init__(self, stream: RankStream, place: Place, faults: Faults | None = None) -> None:
         self._stream = stream
         self._place = place
+        self._faults = faults
         self._received = 0
         self._reported = 0
         self._exit_code = EXIT_STOPPED
@@ -78,6 +81,8 @@ class RankLoop:
     async def _serve(self, hello: Hello) -> None:
         self._settings = hello.settings
         runner = open_runner(hello.settings, self._place.stage, self._place.rank)
+        if self._faults is not None:
+            runner = faulty_runner(runner, self._faults)
         self._thread.put(runner)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deliver, nursery.cancel_scope)

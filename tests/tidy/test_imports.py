@@ -22,6 +22,7 @@ SHELL_SHARED = (
     "daemon.config",
     "daemon.settings_table",
     "daemon.exits",
+    "daemon.faults",
     "daemon.processes",
     "daemon.clock",
     "daemon.logs",
