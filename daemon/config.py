@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.exits import DaemonError, Exit, exit_table
+from daemon.layers import LayersError, parse_layers
 from daemon.settings_table import BY_KEY, TABLE, Setting, Settings, rows_for
 
 PREFIX = "BANDMASTER_"
@@ -246,6 +247,7 @@ def check_together(settings: Settings) -> None:
     _check_state_cache(settings)
     _check_quotas(settings)
     _check_order(settings)
+    _check_ranks(settings)
     if settings.endpoint and not settings.endpoint.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"--endpoint: {settings.endpoint!r} is not allowed; allowed: ipc://PATH or tcp://HOST:PORT")
     if settings.endpoint.startswith("tcp://") and not settings.keys and not settings.insecure:
@@ -274,6 +276,26 @@ def _check_state_cache(settings: Settings) -> None:
         raise ConfigError(
             f"--checkpoint-interval {interval} is no multiple of --page-size {page}: a kept state would stand inside a "
             f"page; {next_multiple(interval, page)} is the next multiple"
+        )
+
+
+def _check_ranks(settings: Settings) -> None:
+    """Stages have layers, and ranks elsewhere a place where they can reach the daemon and each other."""
+    try:
+        parse_layers(settings.pp_layers, settings.pipeline_parallel_size)
+    except LayersError as error:
+        raise ConfigError(str(error)) from None
+    endpoint = settings.ranks_endpoint
+    if endpoint and not endpoint.startswith(("ipc://", "tcp://")):
+        raise ConfigError(f"--ranks-endpoint: {endpoint!r} is not allowed; allowed: ipc://PATH or tcp://HOST:PORT")
+    if endpoint.startswith("tcp://") and not settings.keys and not settings.insecure:
+        raise ConfigError(
+            f"--ranks-endpoint {endpoint}: tcp carries tokens in the clear; make keys with `bandmaster keys DIR rank` "
+            "and pass --keys DIR, or pass --insecure"
+        )
+    if settings.rendezvous and not re.fullmatch(r"[^\s/]+:[0-9]{1,5}", settings.rendezvous):
+        raise ConfigError(
+            f"--rendezvous: {settings.rendezvous!r} is not allowed; allowed: HOST:PORT on the host of rank 0.0"
         )
 
 

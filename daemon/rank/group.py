@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from daemon.rank.layout import SOLO, Layout
@@ -41,7 +42,13 @@ class Group(Protocol):
     def send_next(self, tensor: Tensor) -> None:
         """Hand a tensor to the next stage; returns once it may be reused, not waiting for the receiver."""
 
-    def receive_previous(self, shape: tuple[int, ...], dtype: object) -> Tensor:
+    def expect_previous(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Make ready for a tensor that `receive_previous` will ask for, behind those expected before.
+
+        It may then arrive while this rank computes. Nothing need be expected.
+        """
+
+    def receive_previous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor that the previous stage sent next."""
 
     def close(self) -> None:
@@ -72,7 +79,11 @@ class SoloGroup:
         """There is no next stage."""
         raise AssertionError("the only stage has no next one")
 
-    def receive_previous(self, shape: tuple[int, ...], dtype: object) -> Tensor:
+    def expect_previous(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """There is no previous stage."""
+        raise AssertionError("the only stage has no previous one")
+
+    def receive_previous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """There is no previous stage."""
         raise AssertionError("the only stage has no previous one")
 

@@ -13,9 +13,7 @@ from daemon.rank.convert import quiet_transformers
 from tests.rank.models import tiny_model
 from tools import cli, plan
 from tools.planning.described import count_parameters, describe_model, read_config
-from tools.planning.errors import PlanError
 from tools.planning.show import ranges
-from tools.planning.stages import split_layers
 from tools.rank_driver import Driver, settings
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -74,23 +72,6 @@ def test_a_plan_is_what_a_rank_finds_at_boot(
     for row in document["requests"]:
         said = f"requests of {row['tokens']:,d} tokens at once: {row['at_once']:,d}"
         assert said in booted.table or row["tokens"] != 200
-
-
-def test_layers_are_split_evenly_or_as_told() -> None:
-    """Consecutive, every layer once, sizes at most one apart, the larger first; or exactly as given."""
-    for count in range(1, 20):
-        for pp in range(1, count + 1):
-            split = split_layers(count, pp)
-            assert [layer for stage in split for layer in stage] == list(range(count))
-            sizes = [len(stage) for stage in split]
-            assert sizes == sorted(sizes, reverse=True)
-            assert sizes[0] - sizes[-1] <= 1
-    assert split_layers(22, 2, (10, 12)) == [range(10), range(10, 22)]
-    for pp, given in ((2, (10, 11)), (3, (11, 11)), (2, (22, 0))):
-        with pytest.raises(PlanError, match="add up to the model's 22 layers"):
-            split_layers(22, pp, given)
-    with pytest.raises(PlanError, match="--pp may be 1 to 22"):
-        split_layers(22, 23)
 
 
 def test_a_stage_without_full_attention_keeps_its_owner(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,11 +203,14 @@ BAD = [
     ((published("bamba-9b"), *ARENA, "--tp", "3"), "cannot be split over tp=3; tp may be 1, 2, 4"),
     ((published("bamba-9b"), *ARENA, "--tp", "0"), "--tp: '0' is not a whole number from 1 on"),
     ((published("bamba-9b"), *ARENA, "--pp", "33"), "--pp may be 1 to 32"),
-    ((published("bamba-9b"), *ARENA, "--pp", "2", "--pp-layers", "16,15"), "add up to the model's 32 layers"),
+    (
+        (published("bamba-9b"), *ARENA, "--pp", "2", "--pp-layers", "16,15"),
+        "adds up to 31, but the model has 32 layers",
+    ),
     ((published("bamba-9b"), *ARENA, "--pp-layers", "a"), "--pp-layers: 'a' is not"),
     ((published("gemma-2-9b"), *ARENA, "--max-model-len", "9000"), "more than the model's 8192 positions"),
     ((published("gemma-2-9b"), *ARENA, "--page-size", "0"), "page-size"),
-    ((published("bamba-9b"), *ARENA, "--pp-layers", "16,16"), "splits the layers, but --pp is 1; pass --pp 2"),
+    ((published("bamba-9b"), *ARENA, "--pp-layers", "16,16"), "names 2 stages, but --pipeline-parallel-size is 1"),
     ((published("gemma-2-9b"), *ARENA, "--lengths", "512,x"), "--lengths: 'x' is not"),
     ((published("bamba-9b"), *ARENA, "--checkpoint-interval", "100"), "is no multiple of --page-size 16"),
     ((published("falcon-h1-34b"), "--arena-bytes", "256MiB"), "stage 0: the memory budget of 268,435,456 bytes is"),

@@ -13,6 +13,7 @@ import msgspec
 from allocator.capacity import CapacityForm
 from allocator.decl import dtype_bytes
 from allocator.geometry import Geometry
+from daemon.layers import LayersError, parse_layers, split_layers
 from daemon.rank.errors import RankError
 from daemon.rank.sizes import Sized, plan_and_size
 from daemon.ranks import rank_settings
@@ -71,7 +72,10 @@ def make_plan(settings: Settings, ask: Ask) -> Plan:
     """Plan all stages; raises PlanError, with the table of terms where the memory is below the floor."""
     rank = rank_settings(settings)
     model = describe_model(settings.model, settings.dtype, settings.max_model_len, rank.checkpoint_interval, ask.tp)
-    split = split_layers(len(model.layers), ask.pp, ask.pp_layers)
+    try:
+        split = split_layers(len(model.layers), parse_layers(",".join(map(str, ask.pp_layers)), ask.pp))
+    except LayersError as error:
+        raise PlanError(str(error)) from error
     budget, origin = _budget(settings, ask, model)
     stages = []
     for index, layers in enumerate(split):
@@ -87,25 +91,6 @@ def make_plan(settings: Settings, ask: Ask) -> Plan:
         stages=[stage.sized.sizing.geometry for stage in stages],
     )
     return Plan(model, settings, ask, budget, origin, stages, geometry)
-
-
-def split_layers(count: int, pp: int, given: tuple[int, ...] = ()) -> list[range]:
-    """Consecutive layers of each stage: as even as can be, the first stages with one more, or as `given`."""
-    if given:
-        if len(given) != pp or sum(given) != count or min(given) < 1:
-            text = ",".join(map(str, given))
-            if pp == 1 and sum(given) == count:
-                raise PlanError(f"--pp-layers {text} splits the layers, but --pp is 1; pass --pp {len(given)}")
-            raise PlanError(
-                f"--pp-layers {text}: {pp} stages of at least 1 layer each that add up to the model's {count} layers"
-            )
-        sizes = list(given)
-    elif not 1 <= pp <= count:
-        raise PlanError(f"--pp {pp}: the model has {count} layers, so --pp may be 1 to {count}")
-    else:
-        sizes = [count // pp + (1 if stage < count % pp else 0) for stage in range(pp)]
-    starts = [sum(sizes[:stage]) for stage in range(pp)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _budget(settings: Settings, ask: Ask, model: Described) -> tuple[int, str]:
