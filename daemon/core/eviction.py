@@ -76,22 +76,41 @@ class Ranked:
 
 def least_recently_used(shape: TreeShape) -> Ranked:
     """What was used longest ago goes first."""
-    return Ranked(lambda node, band: node.stamps[band])
+    return Ranked(_last_use)
 
 
 def least_frequently_used(shape: TreeShape) -> Ranked:
     """What the fewest hits reached goes first; of those, what was used longest ago."""
-    return Ranked(lambda node, band: node.hits * STAMPS_MAX + node.stamps[band])
+    return Ranked(_hits)
 
 
 def first_in_first_out(shape: TreeShape) -> Ranked:
     """What was given first goes first, used or not."""
-    return Ranked(lambda node, band: node.born)
+    return Ranked(_birth)
 
 
 def lowest_priority(shape: TreeShape) -> Ranked:
     """What only requests of low priority used goes first; of those, what was used longest ago."""
-    return Ranked(lambda node, band: (node.priority + PRIORITY_OFFSET) * STAMPS_MAX + node.stamps[band])
+    return Ranked(_priority)
+
+
+# Ranks have names, so that a state that holds one can be written down and read again.
+
+
+def _last_use(node: Node, band: int) -> int:
+    return node.stamps[band]
+
+
+def _hits(node: Node, band: int) -> int:
+    return node.hits * STAMPS_MAX + node.stamps[band]
+
+
+def _birth(node: Node, band: int) -> int:
+    return node.born
+
+
+def _priority(node: Node, band: int) -> int:
+    return (node.priority + PRIORITY_OFFSET) * STAMPS_MAX + node.stamps[band]
 
 
 PolicyOf = Callable[[TreeShape], Policy]

@@ -76,6 +76,7 @@ class Memory:
         keeps = self.state >= 0 and config.enable_prefix_caching and config.state_cache == "extra_buffer"
         self.checkpoint_interval = config.checkpoint_interval if keeps else 0
         self.slots_each = 0 if self.state < 0 else 2 if keeps else 1
+        self._config = config
         self.cache = self._tree(config) if config.enable_prefix_caching else None
         # A gift to the cache ends on a page: its window reaches back further than that of the row's own next token.
         self.retires_by_page = self.cache is not None and self.state < 0
@@ -269,14 +270,17 @@ class Memory:
     def _tree(self, config: CoreConfig) -> PrefixTree:
         stages = self.geometry.stages
         units = [sum(stage.bands[band].unit_bytes for stage in stages) for band in range(len(self.chain.bands))]
-        arena = sum(stage.arena_bytes - stage.chain_start_bytes for stage in stages)
+        policy, pinned_max = POLICIES[config.eviction_policy], self._arena_bytes() * config.pinned_max_ppm // PPM
+        return PrefixTree(self.page_size, self.chain.bands, policy, units, self._quota_of, pinned_max)
 
-        def quota_of(namespace: str) -> int:
-            ppm = config.cache_quotas.get(namespace, config.cache_quota_ppm)
-            return arena * ppm // PPM if ppm < PPM else -1
+    def _arena_bytes(self) -> int:
+        """What a chain can use, on all stages together."""
+        return sum(stage.arena_bytes - stage.chain_start_bytes for stage in self.geometry.stages)
 
-        policy, pinned_max = POLICIES[config.eviction_policy], arena * config.pinned_max_ppm // PPM
-        return PrefixTree(self.page_size, self.chain.bands, policy, units, quota_of, pinned_max)
+    def _quota_of(self, namespace: str) -> int:
+        """How many bytes of the cache a namespace may hold; -1: no limit."""
+        ppm = self._config.cache_quotas.get(namespace, self._config.cache_quota_ppm)
+        return self._arena_bytes() * ppm // PPM if ppm < PPM else -1
 
     def _price(self, tokens: int, purpose: Purpose, chunk_tokens: int = 0) -> Demand:
         sizes = RequestSizes(

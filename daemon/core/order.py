@@ -91,11 +91,14 @@ class LongestPrefix(Sorted):
     """By the tokens of it that the cache knew when it was looked up last; `due` says whose turn that is."""
 
     def __init__(self) -> None:
-        super().__init__(lambda request: (-self._found[request.number], -request.priority, request.number))
+        super().__init__(self._by_found)
         self._found: dict[int, int] = {}
         self._looks: OrderedHeap[Request] = OrderedHeap()  # never looked up first, then the longest ago
         self._looked: dict[int, int] = {}
         self._serial = 0
+
+    def _by_found(self, request: Request) -> Key:
+        return (-self._found[request.number], -request.priority, request.number)
 
     def add(self, request: Request) -> None:
         """It waits, and nothing is known of it."""

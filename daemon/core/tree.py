@@ -37,6 +37,10 @@ from daemon.core.tree_state import TreeState, path_up
 NOBODY = Reader()
 
 
+def _no_quota(namespace: str) -> int:
+    return -1
+
+
 class PrefixTree:
     """The cached sequences of one epoch; `bands` in chain order, the owner last. See the module.
 
@@ -57,7 +61,7 @@ class PrefixTree:
         self.shape = TreeShape(page_size, bands, unit_bytes)
         self.page_size = page_size
         ranked = (policy or least_recently_used)(self.shape)
-        self._tree = TreeState(self.shape, ranked, quota_of or (lambda name: -1))
+        self._tree = TreeState(self.shape, ranked, quota_of or _no_quota)
         self._pins = Pins(self.shape.count, pinned_bytes_max)
 
     # --- questions -----------------------------------------------------------------------------------------------
