@@ -35,6 +35,7 @@ class Policy(Protocol):
     """Ranks components for eviction: pure functions of nodes and of what was learned of `visits`."""
 
     classes: int
+    last: int  # a class whose heads go behind those of every other one, or -1
     visits: Visits | None
 
     @property
@@ -55,6 +56,7 @@ class Ranked:
     """A policy of one class: whatever ranks lowest goes first, of any band."""
 
     classes = 1
+    last = -1
     visits: Visits | None = None
     moment = (0, 0)
 
@@ -140,6 +142,7 @@ class EvictionOrder:
         self._policy = policy
         self._offset = offset
         self._pinned = policy.classes
+        self._late = (policy.last, self._pinned)
         # By band times CLASSES_MAX plus class; made when something waits there first.
         self._heaps: dict[int, list[tuple[int, int, Node]]] = {}
         self._waiting: dict[int, int] = {}  # nodes whose mark says that they wait there
@@ -206,12 +209,24 @@ class EvictionOrder:
         Of equal values the lower rank goes first; of equal ranks a leaf's pages, which take everything else along, then
         windows, then states.
         """
+        keys = [key for key in self._heaps if only is None or key // CLASSES_MAX == only]
+        late = [key for key in keys if key % CLASSES_MAX in self._late]  # not looked at while there is something else
+        chosen = self._lowest([key for key in keys if key not in late] if late else keys)
+        if chosen is None:
+            chosen = self._lowest(late)
+        if chosen is None:
+            return None
+        node = heapq.heappop(self._heaps[chosen])[2]
+        band = chosen // CLASSES_MAX
+        self.forget(node, band)
+        return node, band
+
+    def _lowest(self, keys: list[int]) -> int | None:
+        """Of these queues the one whose head goes first; those that are empty are dropped."""
         best: tuple[bool, int, int, int, int] | None = None
-        chosen = 0
+        chosen = None
         moment = self._policy.moment
-        for key in list(self._heaps):
-            if only is not None and key // CLASSES_MAX != only:
-                continue
+        for key in keys:
             top = self._top(key)
             if top is None:
                 del self._heaps[key]
@@ -222,12 +237,7 @@ class EvictionOrder:
                 known = self._values[key] = (top, seen, self._worth(key, top))
             if best is None or known[2] < best:
                 best, chosen = known[2], key
-        if best is None:
-            return None
-        node = heapq.heappop(self._heaps[chosen])[2]
-        band = chosen // CLASSES_MAX
-        self.forget(node, band)
-        return node, band
+        return chosen
 
     def _worth(self, key: int, top: tuple[int, int, Node]) -> tuple[bool, int, int, int, int]:
         band, class_ = divmod(key, CLASSES_MAX)

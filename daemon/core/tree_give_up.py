@@ -37,7 +37,7 @@ class Eviction:
     @property
     def parts(self) -> tuple[Int32s, ...]:
         """Ids that came free so far, per band."""
-        return tuple(np.concatenate(ids) if ids else NO_PAGES for ids in self._parts)
+        return tuple(ids[0] if len(ids) == 1 else np.concatenate(ids) if ids else NO_PAGES for ids in self._parts)
 
     def shrink(self, space: Space, only: int | None) -> bool:
         """What a namespace holds beyond its quota, and no more than is needed; True when it is enough."""

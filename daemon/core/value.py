@@ -38,6 +38,7 @@ class ValuePerByte:
     """The policy `value`; see the module."""
 
     classes = CLASSES
+    last = NEEDED
 
     def __init__(self, shape: TreeShape) -> None:
         self.visits: Visits | None = Visits()

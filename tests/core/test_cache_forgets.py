@@ -113,6 +113,7 @@ class ByWorth:
     """Every node has a class of its own, and its head is worth what the node is."""
 
     classes = 8
+    last = -1
     visits = None
     moment = (0, 0)
 
