@@ -5,25 +5,31 @@ state (options `full`, `windows`, `state`), and tokens drawn from a hash of ever
 its page tables and slots. Must never import torch. Invariant: a stale, foreign or missing byte in any page or slot of a
 row changes every later token of that row, so wrong memory is seen as wrong text. `modeled_hash` has the arithmetic.
 
+With several stages each has some layers of the toy (option `depth` makes more of them), with several tensor ranks each
+stores everything; what they exchange goes over `modeled_link`. The tokens are those of one rank with the same depth.
+
     token at p+1:   mix(draw at p + key), key from (seed, choice, p+1), or 0 when the row is greedy
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from typing import NamedTuple
 
 import numpy as np
 
-from allocator.columns import Int64s, pack_i32, pack_i64
-from allocator.decl import MHA, Full, Layer, Part, State, StateLife, StateTensor, Window
+from allocator.columns import Bytes8s, Int64s, pack_i32, pack_i64
+from allocator.decl import MLA, Full, Layer, Lifetime, Part, State, StateLife, StateTensor, Window
 from allocator.geometry import Geometry
 from allocator.plan import PlaneView, StoragePlan
-from daemon.rank.arena import HostArena
+from daemon.layers import split_layers
 from daemon.rank.batch import Batch, check_tokens
 from daemon.rank.device import Device, HostDevice
-from daemon.rank.errors import BadOption
-from daemon.rank.modeled_hash import STATE_WORDS, StateBand, TokenBand, forward, inputs_of
+from daemon.rank.errors import BadOption, StepRefused
+from daemon.rank.layout import SOLO, Layout
+from daemon.rank.modeled_hash import STATE_WORDS, Exchange, StateLayer, TokenLayer, ToyStage, forward, inputs_of
+from daemon.rank.modeled_link import SocketLink
 from daemon.rank.noise import Hashes, mix, row_keys
 from daemon.rank.runner import Outcome, Prepared
 from daemon.rank.sizes import plan_and_size
@@ -41,6 +47,8 @@ OPTIONS = {
     "full": "1",  # 0: no band of full attention stores anything
     "windows": "",  # window bands, as tokens joined by "," or "+": 64+128
     "state": "0",  # 1: recurrent state
+    "depth": "0",  # blocks of one layer per band; 0: 1 of full attention alone, else 2; more where stages need them
+    "blind": "0",  # 1: tokens come from the row alone; nothing is stored, read, or passed between ranks
 }
 WINDOW_MIN = 2  # a position's hashes continue from the one before it, which its window must still show
 
@@ -58,11 +66,18 @@ class ModeledOptions(NamedTuple):
     full: int
     windows: tuple[int, ...]
     state: int
+    depth: int
+    blind: int
 
     @property
-    def one_layer(self) -> bool:
-        """Full attention alone: one word per token."""
-        return bool(self.full) and not self.windows and not self.state
+    def bands(self) -> int:
+        """Bands that store something: layers of a block."""
+        return bool(self.full) + len(self.windows) + bool(self.state)
+
+    def blocks(self, stages: int) -> int:
+        """Blocks of the model when it is split over so many stages."""
+        natural = 1 if self.full and self.bands == 1 else 2
+        return self.depth or max(natural, -(-stages // self.bands))
 
 
 def read_options(options: dict[str, str]) -> ModeledOptions:
@@ -81,9 +96,10 @@ def read_options(options: dict[str, str]) -> ModeledOptions:
     read = ModeledOptions(**numbers, windows=_windows(options.get("windows", "")))
     if not read.first_token < read.vocab_size:
         raise BadOption(f"option first_token={read.first_token} must be below vocab_size={read.vocab_size}")
-    if read.full > 1 or read.state > 1 or not (read.full or read.windows or read.state):
+    if max(read.full, read.state, read.blind) > 1 or not read.bands:
         raise BadOption(
-            f"options full={read.full} and state={read.state} are 0 or 1, and one band must store something"
+            f"options full={read.full}, state={read.state} and blind={read.blind} are 0 or 1, and one band must store "
+            "something"
         )
     return read
 
@@ -96,21 +112,24 @@ def _windows(text: str) -> tuple[int, ...]:
     return tuple(sorted(map(int, parts), reverse=True))
 
 
-def toy_layers(options: ModeledOptions, checkpoint_interval: int) -> list[Layer]:
-    """What each layer stores: one layer per band. Windows store two words and more per token, so that units differ."""
+class ToyLayerPlan(NamedTuple):
+    """One layer of the toy: its block, counted from 1, and what it stores."""
 
-    def kv(copies: int, dtype: str) -> MHA:
-        return MHA(copies, 1, 1, dtype)
+    block: int
+    layer: Layer
 
-    if options.one_layer:
-        return [Layer((Part(kv(1, "float32"), Full()),))]
-    layers = [Layer((Part(kv(1, "float64"), Full()),))] if options.full else []
-    for number, window in enumerate(options.windows):
-        layers.append(Layer((Part(kv(2 + number, "float64"), Window(window)),)))
-    if options.state:
-        tensors = (StateTensor("near", (STATE_WORDS,), "float64"), StateTensor("deep", (1,), "float64"))
-        layers.append(Layer((Part(State(tensors), StateLife(checkpoint_interval)),)))
-    return layers
+
+def toy_layers(options: ModeledOptions, checkpoint_interval: int, stages: int = 1) -> list[ToyLayerPlan]:
+    """The model's layers in order, block by block. Windows store two words and more, so that units differ."""
+    made = []
+    for block in range(1, options.blocks(stages) + 1):
+        kinds: list[tuple[int, Lifetime]] = [(1, Full())] if options.full else []
+        kinds += [(2 + number, Window(tokens)) for number, tokens in enumerate(options.windows)]
+        made += [ToyLayerPlan(block, Layer((Part(MLA(copies, 0, "float64"), life),))) for copies, life in kinds]
+        if options.state:
+            words = StateTensor("words", (STATE_WORDS if block == 1 else 1,), "float64")
+            made.append(ToyLayerPlan(block, Layer((Part(State((words,)), StateLife(checkpoint_interval)),))))
+    return made
 
 
 class _Launched(NamedTuple):
@@ -130,19 +149,21 @@ class _Launched(NamedTuple):
 class ModeledRunner:
     """Tokens from a hash of what the pages hold. Bytes move at launch; tokens are due after the modeled delay."""
 
-    def __init__(self, settings: RankSettings) -> None:
+    def __init__(self, settings: RankSettings, layout: Layout = SOLO, epoch: int = 1) -> None:
         self._settings = settings
         self._options = read_options(settings.options)
+        self.layout = layout
+        self._epoch = epoch
         self.device: Device
         self._plan: StoragePlan
-        self._bands: list[TokenBand]
-        self._state: StateBand | None
+        self._stage: ToyStage
+        self._link: SocketLink | None = None
         self._last: Int64s = np.full(settings.max_running_requests, -1, dtype=np.int64)
         self._due_ns = 0
 
     def prepare(self) -> Prepared:
-        """Size the arena for the layers of `toy_layers`."""
-        options, settings = self._options, self._settings
+        """Size the arena for this stage's layers of the toy."""
+        options, settings, layout = self._options, self._settings, self.layout
         length = min(settings.max_model_len or options.max_model_len, options.max_model_len)
         facts = ModelFacts(
             name=settings.model_name or "modeled",
@@ -153,32 +174,96 @@ class ModeledRunner:
             eos_ids=[options.eos_id],
         )
         budget = settings.arena_bytes or ARENA_BYTES_DEFAULT
-        layers = toy_layers(options, settings.checkpoint_interval or max(256, settings.page_size))
-        self._plan, sizing = plan_and_size(layers, settings, length, budget)
+        self._layers = toy_layers(options, settings.checkpoint_interval or max(256, settings.page_size), layout.stages)
+        self._mine = split_layers(len(self._layers), settings.stage_layers or [0] * layout.stages)[layout.stage]
+        layers = [entry.layer for entry in self._layers]
+        self._plan, sizing = plan_and_size(layers, settings, length, budget, self._mine)
         versions = {"numpy": np.__version__}
         return Prepared(sizing.geometry, sizing.virtual_pages, sizing.virtual_slots, facts, versions, sizing.lines())
 
     def begin(self, geometry: Geometry, stage: int) -> None:
-        """Open a device with a zeroed arena, and views of its words."""
-        mine = geometry.stages[stage]
-        device = HostDevice(mine)
+        """Open a device with a zeroed arena, views of its words, and the links to the other ranks."""
+        assert stage == self.layout.stage, f"stage {stage} of a runner of stage {self.layout.stage}"
+        device = HostDevice(geometry.stages[stage])
         self.device = device
-        self._bands, self._state = _views(self._plan, device.arena, self._options.one_layer)
+        self._stage = self.view(device.arena.data)
+        if self.layout.total > 1 and not self._options.blind:
+            settings = self._settings
+            self._link = SocketLink(self.layout, self._epoch, settings.rendezvous, settings.collective_timeout_ms)
+
+    def view(self, data: Bytes8s) -> ToyStage:
+        """This stage's layers over the words of an arena."""
+        views = {(plane.layer, plane.band): plane for band in self._plan.bands for plane in band.planes}
+        layers: list[TokenLayer | StateLayer] = []
+        for (number, band), plane in sorted(views.items()):
+            block, window = self._layers[number].block, self._plan.bands[band].geometry.window_tokens
+            kind = self._plan.bands[band].geometry.kind
+            words = _words(data, plane)
+            layers.append(StateLayer(block, words) if kind == "state" else TokenLayer(block, band, window, words))
+        first = self._mine.start
+        opens = first == 0 or self._layers[first - 1].block < self._layers[first].block
+        blocks = self._layers[-1].block
+        return ToyStage(self.layout, blocks, opens, bare=blocks == 1 and len(self._layers) == 1, layers=layers)
 
     def launch(self, batch: Batch) -> _Launched:
         """Store the hashes of the batch's tokens, read all that its rows see, and choose tokens."""
         check_tokens(batch, self._options.vocab_size)
+        delay_us = self._options.delay_us + self._options.token_delay_us * batch.tokens.size
+        work = self.compute(batch, self._stage)
+        answer: Hashes | None = None
+        while True:
+            try:
+                exchange = work.send(answer) if answer is not None else next(work)
+            except StopIteration as end:
+                return _Launched(end.value, self._started(delay_us))
+            answer = self._exchange(exchange, delay_us)
+
+    def compute(self, batch: Batch, stage: ToyStage) -> Generator[Exchange, Hashes, Outcome]:
+        """One forward on this rank, over the words of `stage`; yields what it exchanges with the other ranks."""
+        if batch.carried.size and self.layout.stages > 1:
+            raise StepRefused(f"row {batch.rows[batch.carried[0]]} carries its token, which only the last stage knows")
         tokens = batch.tokens.copy()
         tokens[batch.offsets[:-1][batch.carried]] = self._last[batch.rows[batch.carried]]
         ends = batch.starts[batch.sampled].astype(np.int64) + batch.counts[batch.sampled]
-        draws = self._keyed(batch, forward(batch, tokens, self._bands, self._state), ends)
+        if self._options.blind:
+            found = mix(inputs_of(batch.rows[batch.sampled].astype(np.int64), ends))
+        else:
+            found = yield from forward(batch, tokens, stage)
+        if not self.layout.last:
+            return Outcome(np.zeros(0, dtype=np.int64), [])
+        draws = self._keyed(batch, found, ends)
         sampled = self._choose(batch, draws, ends)
+        if self.layout.ranks > 1 and not self._options.blind:
+            told = yield Exchange("broadcast", sampled.astype(np.uint64))
+            sampled = told.astype(np.int64)
         self._last[batch.rows[batch.sampled]] = sampled
-        now = time.monotonic_ns()
-        delay_us = self._options.delay_us + self._options.token_delay_us * tokens.size
-        self._due_ns = max(now, self._due_ns) + delay_us * 1000
         logprobs = self._output_logprobs(batch, sampled, draws) + self._prompt_logprobs(batch, tokens)
-        return _Launched(Outcome(sampled, logprobs), self._due_ns)
+        return Outcome(sampled, logprobs)
+
+    def close(self) -> None:
+        """Leave the other ranks; harmless twice."""
+        if self._link is not None:
+            self._link.close()
+
+    def _started(self, delay_us: int) -> int:
+        """A forward that can start now, or when its input is due, takes so long: when it is over."""
+        self._due_ns = max(time.monotonic_ns(), self._due_ns) + delay_us * 1000
+        return self._due_ns
+
+    def _exchange(self, exchange: Exchange, delay_us: int) -> Hashes:
+        assert self._link is not None, "one rank alone exchanges nothing"
+        call, values = exchange
+        if call == "receive":
+            values, due_in_ns = self._link.receive_previous(values.shape)
+            self._due_ns = max(self._due_ns, time.monotonic_ns() + due_in_ns)
+        elif call == "send":
+            over_ns = max(time.monotonic_ns(), self._due_ns) + delay_us * 1000
+            self._link.send_next(values, over_ns - time.monotonic_ns())
+        elif call == "reduce":
+            values = self._link.reduce(values)
+        else:
+            values = self._link.broadcast(values)
+        return values
 
     def _keyed(self, batch: Batch, draws: Hashes, ends: Int64s) -> Hashes:
         """uint64[k] of the sampling rows: their draws with their keys, mixed once more."""
@@ -239,26 +324,9 @@ class ModeledRunner:
         return found
 
 
-def _views(plan: StoragePlan, arena: HostArena, one_layer: bool) -> tuple[list[TokenBand], StateBand | None]:
-    """The words of every band that stores something."""
-    bands: list[TokenBand] = []
-    state: StateBand | None = None
-    for index, band in enumerate(plan.bands):
-        if not band.planes:
-            continue
-        if band.geometry.kind == "state":
-            state = StateBand(*(_words(arena, plane) for plane in band.planes))
-        elif one_layer:
-            units = arena.units(index)[:, : plan.page_size * 8]
-            bands.append(TokenBand(index, 0, [units.view(np.uint64)[:, :, None]]))
-        else:
-            bands.append(TokenBand(index, band.geometry.window_tokens, [_words(arena, p)[..., 0] for p in band.planes]))
-    return bands, state
-
-
-def _words(arena: HostArena, plane: PlaneView) -> Hashes:
+def _words(data: Bytes8s, plane: PlaneView) -> Hashes:
     """uint64[units, *shape] of a plane of 8-byte elements."""
-    units = arena.data[: arena.data.size // plane.unit_bytes * plane.unit_bytes].view(np.uint64)
+    count = data.size // plane.unit_bytes
+    units = data[: count * plane.unit_bytes].view(np.uint64)
     strides = (plane.unit_bytes, *plane.strides_bytes)
-    shape = (arena.data.size // plane.unit_bytes, *plane.shape)
-    return np.lib.stride_tricks.as_strided(units[plane.offset_bytes // 8 :], shape, strides)
+    return np.lib.stride_tricks.as_strided(units[plane.offset_bytes // 8 :], (count, *plane.shape), strides)
