@@ -11,10 +11,9 @@ from collections.abc import Mapping
 import msgspec
 
 from allocator.geometry import Geometry, StageGeometry
+from daemon.blame import RankId
 from daemon.exits import DaemonError, Exit
 from ipc.messages import ModelFacts, Ready
-
-RankId = tuple[int, int]
 
 
 class RanksDisagree(DaemonError):

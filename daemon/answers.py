@@ -57,6 +57,7 @@ class Answers:
         return True, _json(
             {
                 "life": daemon.life,
+                "epoch": daemon.epochs.status(),
                 "health": daemon.health.report(),
                 "core": view,
                 "bands": daemon.bands(),
@@ -85,12 +86,14 @@ class Answers:
         daemon = self._daemon
         engine = daemon.engine
         if not engine.epoch:
-            return False, _json({"blocked_by": "booting: there is no memory yet"})
+            return False, _json({"blocked_by": daemon.epochs.trouble or "booting: there is no memory yet"})
         before, asked_at = daemon.bands(), engine.sent_seq
         engine.order(FlushAsked(daemon.clock.now_ns(), daemon.core_config.flush_moves_max))
         with trio.move_on_after(FLUSH_WITHIN_S):
-            while engine.reported_seq <= asked_at:
+            while engine.epoch and engine.reported_seq <= asked_at:
                 await trio.sleep(FLUSH_LOOK_EVERY_S)
+            if not engine.epoch:
+                return False, _json({"blocked_by": daemon.epochs.trouble or "the epoch ended", "before": before})
             return True, _json({"before": before, "after": daemon.bands()})
         return False, _json({"blocked_by": f"no step was reported within {FLUSH_WITHIN_S:g} s", "before": before})
 
@@ -101,7 +104,7 @@ class Answers:
         """
         daemon = self._daemon
         if not daemon.engine.epoch:
-            return False, _json({"blocked_by": "booting: there is no memory yet"})
+            return False, _json({"blocked_by": daemon.epochs.trouble or "booting: there is no memory yet"})
         observer, before = daemon.observer, daemon.observer.flushes
         daemon.engine.order(Controlled(daemon.clock.now_ns(), "flush_cache"))
         with trio.move_on_after(FLUSH_WITHIN_S):

@@ -4,7 +4,7 @@ Owns the wiring of the actors and the order in which they come and go. Must neve
 failure ends the epoch, every client gets its end, the failure is on disk, and the exit code says what it was.
 Invariant: the exit code is 0 only when the journal was closed with everything ended and synced.
 
-    boot   journal -> gateway bound -> engine, results, compaction, journal actor, observer, health -> ranks -> epoch
+    boot   journal -> gateway bound -> what was left -> engine, results, compaction, journal actor, observer, health -> epochs
     end    engine (order carried out) -> Closed -> sync -> gateway drained -> ranks stopped -> journal closed
 """
 
@@ -17,17 +17,17 @@ from typing import Any
 import trio
 
 from allocator.checks import Checks
-from allocator.geometry import Geometry
 from daemon.answers import Answers
 from daemon.boot_notes import boot_notes
-from daemon.clock import Clock
+from daemon.clock import NS_PER_S, Clock
 from daemon.compaction import CompactionWorker
 from daemon.config import recorded
-from daemon.core.inputs import Abandoned, EpochBegan, Input
+from daemon.core.inputs import Input
 from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from daemon.endpoints import FrontServer
 from daemon.engine import Engine
+from daemon.epochs import Epochs, LastLoss
 from daemon.exits import DaemonError, Exit
 from daemon.gateway import Gateway
 from daemon.health import Health, Vitals
@@ -48,7 +48,9 @@ from daemon.metrics import Metrics
 from daemon.observe import Observer
 from daemon.processes import take_signals
 from daemon.ranks import Epoch, RankSupervisor
-from daemon.results import Collator, DigestMismatch, ResultProcessor
+from daemon.restarts import Restarts
+from daemon.recovery import recover
+from daemon.results import ResultProcessor
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
 from daemon.versions import versions
@@ -56,11 +58,10 @@ from ipc.errors import EndpointError, EndpointInUse
 from ipc.handshake import Limits
 from ipc.messages import Report
 from journal.errors import JournalFailed
-from journal.opening import Recovered
-from journal.records import DECISION_VERSION, SCHEMA_VERSION, Opened, Readied
+from journal.opening import Found
+from journal.records import DECISION_VERSION, SCHEMA_VERSION, Opened
 from journal.writer import JournalWriter
 
-EPOCH = 1  # one epoch a life: a lost rank ends the daemon
 FINISH_WITHIN_S = 15.0
 GATEWAY_DRAIN_S = 3.0
 FAULT_PATIENCE_S = 1.0  # for ranks, once nothing that they say counts any more
@@ -135,7 +136,6 @@ class Daemon:
         self.clock = clock
         self._log = log
         self._failure: BaseException | None = None
-        self._geometry: Geometry | None = None
         self._ended = trio.Event()
         self._hurried = False
         self.life = clock.token()
@@ -152,7 +152,7 @@ class Daemon:
         to_observer, observed = trio.open_memory_channel[Iteration](OBSERVED_MAX)
         to_compaction, hints = trio.open_memory_channel[StepSent | BecameIdle | BandCounts](HINTS_MAX)
         to_results, reports = trio.open_memory_channel[Report](REPORTS_MAX)
-        self.observer = Observer(self.metrics, clock, log, observed, self._checks.found, EPOCH)
+        self.observer = Observer(self.metrics, clock, log, observed, self._checks.found)
         self.health = Health(clock, self._vitals, settings.stall_timeout_s, log)
         self.ranks = RankSupervisor(settings, self._run_dir, clock.token(), log, to_results)
         front = self._front
@@ -175,7 +175,7 @@ class Daemon:
             silence_s=settings.frontend_timeout_s,
         )
         self.journal = JournalActor(self._writer, to_engine, self.gateway, clock, log, self.observer.synced)
-        self.results = ResultProcessor(clock, reports, to_engine, to_compaction)
+        self.results = ResultProcessor(clock, reports, to_engine, to_compaction, self.ranks.accuse)
         self.compaction = CompactionWorker(clock, hints, to_engine, self.core_config.flush_moves_max)
         self.engine = Engine(
             self.core,
@@ -190,6 +190,10 @@ class Daemon:
             journal=self.journal,
             drain_timeout_s=settings.drain_timeout_s,
         )
+        restarts = Restarts(settings.epoch_restarts_max, settings.epoch_restart_window_s)
+        self.epochs = Epochs(
+            self.ranks, self.results, self.engine, restarts, clock, self.metrics, log, on_began=self._epoch_began
+        )
 
     @property
     def core_config(self) -> CoreConfig:
@@ -198,7 +202,8 @@ class Daemon:
 
     def bands(self) -> dict[str, tuple[int, int, int, int]]:
         """Live, hole, pending and beyond units by band name, as the ranks reported them last."""
-        names = [band.name for band in self._geometry.stages[0].bands] if self._geometry else []
+        epoch = self.epochs.epoch
+        names = [band.name for band in epoch.geometry.stages[0].bands] if epoch else []
         return dict(zip(names, self.observer.bands, strict=False))
 
     def journal_state(self) -> dict[str, Any]:
@@ -225,12 +230,15 @@ class Daemon:
         engine = self.engine
         faults = (str(self._failure),) if self._failure is not None else ()
         live = self.core.gauges()["live"]
-        return Vitals(engine.epoch, engine.ending, self._writer.degraded, live, engine.scheduled_tokens, faults)
+        trouble = "" if faults else self.epochs.trouble
+        return Vitals(
+            engine.epoch, engine.ending, self._writer.degraded, live, engine.scheduled_tokens, faults, trouble
+        )
 
     # --- a life
 
-    def open_life(self, recovered: Recovered) -> None:
-        """Write the life's first record and end what an earlier life left behind."""
+    def open_life(self) -> None:
+        """Write the life's first record."""
         now_ns = self.clock.now_ns()
         self._writer.append(
             Opened(
@@ -244,19 +252,41 @@ class Daemon:
             )
         )
         self._writer.flush()
-        unfinished = recovered.unfinished
-        if unfinished.requests or unfinished.next_request > 1:
-            self.engine.order(Abandoned(now_ns, list(unfinished.requests), unfinished.next_request))
-        for request in unfinished.requests:
-            self._log.warning("Abandoned", request=request, reason="fault", detail="an earlier life did not end it")
 
-    async def run(self, recovered: Recovered) -> Exit:
+    async def _take_over(self, found: Found) -> None:
+        """Read what the last life left, in a thread while pings are answered, and open a life that goes on with it.
+
+        After a failure the life is opened without: then what was left still stands in the journal for the next one.
+        """
+        if self._failure is not None or not found.last_sequence:
+            self.open_life()
+            return
+        started_ns = self.clock.now_ns()
+        recovery = await trio.to_thread.run_sync(recover, self._writer.storage, found)
+        for note in recovery.notes:
+            self._log.warning("RecoveryNote", note=note)
+        live = sum(1 for group in recovery.groups for choice in group.choices if choice.ended is None)
+        self._log.info(
+            "Recovered",
+            how=recovery.how,
+            live=live,
+            known=len(recovery.groups),
+            next_request=recovery.next_request,
+            snapshot=recovery.snapshot,
+            records=recovery.records,
+            steps=recovery.steps,
+            seconds=round((self.clock.now_ns() - started_ns) / NS_PER_S, 3),
+        )
+        self.open_life()
+        self.engine.order_first(recovery.taken_over(self.clock.now_ns()))
+        self.gateway.expect(sorted({group.frontend for group in recovery.groups}), recovery.next_request)
+
+    async def run(self, found: Found) -> Exit:
         """Serve until an order or a failure ended it; returns the exit code."""
         with trio.open_signal_receiver(*SIGNALS) as signals:
             take_signals()
-            self.open_life(recovered)
             try:
-                await self._live(signals)
+                await self._live(signals, found)
             finally:
                 with trio.CancelScope(shield=True):
                     await self.ranks.close()
@@ -267,18 +297,19 @@ class Daemon:
             self._failure = self._failure or DaemonError(Exit.JOURNAL, str(error))
         return self._exit_code()
 
-    async def _live(self, signals: Any) -> None:
+    async def _live(self, signals: Any, found: Found) -> None:
         """All actors, from their start until everything that must be told at the end is told."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._gateway_task)
             nursery.start_soon(self._signals, signals)
+            await self._take_over(found)
             for name, task in (
                 ("journal", self.journal.run),
                 ("results", self.results.run),
                 ("compaction", self.compaction.run),
                 ("observer", self.observer.run),
                 ("health", self._health_task),
-                ("ranks", self._ranks_task),
+                ("ranks", self.epochs.run),
                 ("engine", self._engine_task),
             ):
                 nursery.start_soon(self._supervise, name, task)
@@ -316,19 +347,12 @@ class Daemon:
         finally:
             self._ended.set()
 
-    async def _ranks_task(self) -> None:
-        async with trio.open_nursery() as nursery:
-            epoch: Epoch = await nursery.start(self.ranks.run, EPOCH)
-            self.results.collator = Collator(EPOCH, self.ranks.ranks)
-            self._geometry = epoch.geometry
-            now_ns = self.clock.now_ns()
-            for (stage, rank), rank_versions in epoch.versions.items():
-                self.engine.order(Readied(now_ns, epoch.number, stage, rank, rank_versions))
-            self.engine.order(EpochBegan(now_ns, epoch.number, epoch.geometry, epoch.facts))
-            self.gateway.open(epoch.facts)
-            self._log.info("EpochBegan", epoch=epoch.number, model=epoch.facts.name)
-            for note in boot_notes(self._settings, epoch.geometry, epoch.facts):
-                (self._log.warning if note.warns else self._log.info)(note.event, **note.values)
+    def _epoch_began(self, epoch: Epoch) -> None:
+        """The door opens with the first epoch, and stays open."""
+        self.compaction.begin_epoch()
+        self.gateway.open(epoch.facts)
+        for note in boot_notes(self._settings, epoch.geometry, epoch.facts):
+            (self._log.warning if note.warns else self._log.info)(note.event, **note.values)
 
     async def _signals(self, signals: Any) -> None:
         """The first signal is an order, each further one makes it faster."""
@@ -357,7 +381,7 @@ class Daemon:
         if name == "engine":
             self._salvage(str(cause))
         else:
-            self.engine.fault(str(cause), cause.digests if isinstance(cause, DigestMismatch) else [])
+            self.engine.fault(str(cause), cause.records if isinstance(cause, LastLoss) else [])
 
     def _dump(self, name: str, error: Exception) -> None:
         state: dict[str, Any] = {"life": self.life, "settings": recorded(self._settings)}

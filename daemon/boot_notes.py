@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from allocator.capacity import CapacityForm, Demand
 from allocator.geometry import Geometry
-from daemon.ranks import keeps_checkpoints
+from daemon.rank_settings import keeps_checkpoints
 from daemon.settings_table import Settings
 from ipc.messages import ModelFacts
 

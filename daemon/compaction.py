@@ -38,6 +38,10 @@ class CompactionWorker:
         self._hints = hints
         self._mailbox = mailbox
         self._moves_max = moves_max
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Memory is new and steps count from 1: what was known of the old one is void, and so is an open request."""
         self._holes = 0
         self._live = 0
         self._open_after = 0  # the request is open until a step behind this one was reported; 0: none

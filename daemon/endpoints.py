@@ -1,6 +1,6 @@
-"""Endpoints: where the daemon's front socket is, and with which keys, as both of its ends compute it.
+"""Endpoints: where the daemon's sockets are, and with which keys, as both of their ends compute it.
 
-Owns the reading of `--endpoint`, `--keys`, `--client` and `--insecure`. Must never open a socket.
+Owns the reading of `--endpoint`, `--ranks-endpoint`, `--keys`, `--client` and `--insecure`. Must never open a socket.
 """
 
 from __future__ import annotations
@@ -23,6 +23,15 @@ class FrontServer(NamedTuple):
     insecure: bool
 
 
+class RanksServer(NamedTuple):
+    """What the daemon binds for its ranks, and what a rank that it starts itself is told about keys."""
+
+    endpoint: str
+    keys: ServerKeys | None
+    insecure: bool
+    rank_arguments: list[str]
+
+
 class FrontClient(NamedTuple):
     """What a front end connects to."""
 
@@ -33,11 +42,24 @@ class FrontClient(NamedTuple):
 
 def front_server(settings: Settings, run_dir: RunDir) -> FrontServer:
     """The daemon's side; raises ConfigError for keys that cannot be read."""
+    return FrontServer(settings.endpoint or run_dir.front_endpoint, _server_keys(settings), settings.insecure)
+
+
+def ranks_server(settings: Settings, run_dir: RunDir) -> RanksServer:
+    """The daemon's side of the rank streams; keys only where they leave the host. Raises ConfigError as above."""
+    endpoint = settings.ranks_endpoint or run_dir.ranks_endpoint
+    if not endpoint.startswith("tcp://"):
+        return RanksServer(endpoint, None, settings.insecure, [])
+    keys = _server_keys(settings)
+    arguments = ["--keys", settings.keys] if settings.keys else ["--insecure"] if settings.insecure else []
+    return RanksServer(endpoint, keys, settings.insecure, arguments)
+
+
+def _server_keys(settings: Settings) -> ServerKeys | None:
     try:
-        keys = load_server_keys(Path(settings.keys)) if settings.keys else None
+        return load_server_keys(Path(settings.keys)) if settings.keys else None
     except (KeyFileError, OSError) as error:
         raise ConfigError(f"--keys: {error}") from error
-    return FrontServer(settings.endpoint or run_dir.front_endpoint, keys, settings.insecure)
 
 
 def front_client(settings: Settings, run_dir: RunDir) -> FrontClient:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import trio
@@ -26,12 +27,13 @@ from daemon.mailbox import ITERATION_INPUTS_MAX, BandCounts, BecameIdle, Collate
 from ipc.messages import Accepted, Step
 from journal import records
 from journal.errors import JournalFailed
-from journal.records import Closed, Digested, Kind, Readied
+from journal.records import Closed, Digested, Divergence, Kind, Readied
 from journal.writer import JournalWriter
 
 FINISH_WAIT_S = 2.0  # how long an ordered end waits for the reports of steps in flight
 
-Taken = Input | Collated | Digested | Readied
+Noted = Digested | Readied | Divergence  # records that nothing is fed
+Taken = Input | Collated | Noted
 
 
 class Core(Protocol):
@@ -97,7 +99,7 @@ class Engine:
     ) -> None:
         self.core = core
         self.ending = ""  # the order being carried out: drain, stop or fault
-        self.epoch = 0
+        self.epoch = 0  # the one that runs; 0 while none does
         self.sent_seq = 0
         self.reported_seq = 0
         self.scheduled_tokens = 0  # the progress counter
@@ -111,6 +113,7 @@ class Engine:
         self._gateway = gateway
         self._journal = journal
         self._drain_timeout_ns = int(drain_timeout_s * NS_PER_S)
+        self._newest_epoch = 1  # that began, or is about to
         self._orders: deque[Taken] = deque()  # they overtake the mailbox
         self._waiting: trio.CancelScope | None = None
         self._wants_tick = False
@@ -124,6 +127,11 @@ class Engine:
     def order(self, item: Taken) -> None:
         """Put an item in front of the mailbox and wake the loop."""
         self._orders.append(item)
+        self._wake()
+
+    def order_first(self, item: Taken) -> None:
+        """Put an item in front of everything that was ordered."""
+        self._orders.appendleft(item)
         self._wake()
 
     def drain(self) -> None:
@@ -140,13 +148,28 @@ class Engine:
             self.ending, self._drain_until_ns = "stop", None
             self.order(Controlled(self._clock.now_ns(), "stop"))
 
-    def fault(self, why: str, digests: list[Digested]) -> None:
-        """The ranks are lost: record their last digests, end the epoch and with it every request."""
+    def begin_epoch(self, began: EpochBegan, readied: list[Readied]) -> None:
+        """The ranks are ready for steps."""
+        self._orders.extend(readied)
+        self._newest_epoch = began.epoch
+        self.order(began)
+
+    def end_epoch(self, epoch: int, why: str, records: Sequence[Digested | Divergence]) -> None:
+        """The ranks are lost and others will come: what runs waits for them with what it has."""
+        self._orders.extend(records)
+        self.order(EpochEnded(self._clock.now_ns(), epoch, why, recovers=True))
+
+    def fault(self, why: str, records: Sequence[Digested | Divergence] = ()) -> None:
+        """Nothing can go on: record what the ranks said last, end the epoch and with it every request."""
         if self.ending == "fault":
             return
         self.ending, self._drain_until_ns = "fault", None
-        self._orders.extend(digests)
+        self._orders.extend(records)
         self.order(self._last_input(why))
+
+    def live(self) -> int:
+        """Requests that would be lost if the daemon ended now."""
+        return self.core.gauges()["live"]
 
     def hurry(self) -> None:
         """End everything now and do not wait for reports either."""
@@ -155,8 +178,7 @@ class Engine:
         self._wake()
 
     def _last_input(self, why: str) -> Input:
-        now_ns = self._clock.now_ns()
-        return EpochEnded(now_ns, self.epoch, why) if self.epoch else Controlled(now_ns, "stop")
+        return EpochEnded(self._clock.now_ns(), self._newest_epoch, why)
 
     def _wake(self) -> None:
         if self._waiting is not None:
@@ -175,7 +197,7 @@ class Engine:
         return self.sent_seq - self.reported_seq
 
     def _finished(self) -> bool:
-        if not self.ending or self._orders or self.core.gauges()["live"]:
+        if not self.ending or self._orders or self.live():
             return False
         if self._mailbox.statistics().current_buffer_used and self.ending != "fault":
             return False  # whoever asks now is still refused in words
@@ -237,7 +259,7 @@ class Engine:
     def _take(self, items: list[Taken], now_ns: int, seen: Iteration, steps: list[tuple[Step, bytes]]) -> None:
         """Append and feed everything, then tick if it is time to."""
         for item in items:
-            if isinstance(item, Digested | Readied):
+            if isinstance(item, Noted):
                 self._writer.append(item)
             elif isinstance(item, Collated):
                 self._take_collated(item, seen, steps)
@@ -274,6 +296,8 @@ class Engine:
         if outputs.step is not None:
             steps.append(self._append_step(outputs.step))
         self._wants_tick, self._due_ns = outputs.wants_tick, outputs.due_ns
+        if isinstance(item, EpochEnded):
+            self.epoch, self.sent_seq, self.reported_seq = 0, 0, 0
         seen.inputs.append(item)
         seen.outputs.append(outputs)
 

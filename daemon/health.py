@@ -32,6 +32,7 @@ class Vitals:
     live_requests: int
     scheduled_tokens: int
     faults: tuple[str, ...] = ()
+    trouble: str = ""  # why no epoch runs, or why the one that runs is over
 
 
 class Health:
@@ -52,8 +53,8 @@ class Health:
         vitals = self._vitals()
         stalled_s = self._note(vitals) / NS_PER_S
         reasons = list(vitals.faults)
-        if not vitals.epoch:
-            reasons.append("booting: the ranks are not ready")
+        if vitals.trouble or not vitals.epoch:
+            reasons.append(vitals.trouble or "booting: the ranks are not ready")
         if vitals.ending:
             reasons.append(f"ending: {vitals.ending}")
         if vitals.degraded:

@@ -25,13 +25,14 @@ class Collated:
     """One step is complete over its ranks: their digests, to be journaled first, and the input made of them.
 
     `bands` has, per band and summed over stages, live, hole, pending and beyond units; `forward_us` is the slowest
-    rank's.
+    rank's; `snapshots` has, by stage, the physical chain's state where the step asked for it.
     """
 
     digests: list[Digested]
     reported: Reported
     bands: list[tuple[int, int, int, int]] = field(default_factory=list)
     forward_us: int = 0
+    snapshots: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

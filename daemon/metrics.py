@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from daemon.blame import Mark
 from daemon.core.limits import CoreConfig
 from daemon.core.reasons import EndReason
 
@@ -17,6 +18,7 @@ PREFIX = "bandmaster:"
 QUEUE_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.3, 1, 3, 10, 30, 120)
 STEP_BUCKETS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 3, 10)
 CORE_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 3e-3, 1e-2, 0.1)
+RECOVERY_BUCKETS = (0.5, 1, 2, 5, 10, 20, 60, 180, 600, 1800)
 SYNC_BUCKETS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1)
 TOKEN_BUCKETS = (1, 10, 30, 100, 300, 1000, 3000, 10_000, 100_000)
 BAND_STATES = ("live", "hole", "pending", "beyond")
@@ -112,6 +114,14 @@ class Metrics:
         self.journal_sequence = self._gauge("journal_sequence", "newest journal record")
         self.journal_unsynced = self._gauge("journal_unsynced_bytes", "journal bytes not known on disk")
         self.flushes_asked = self._gauge("flushes_asked", "opportunistic flushes asked for")
+        self.epoch = self._gauge("epoch", "the newest life of the device memory, counted from the daemon's start")
+        self.epoch_restarts = self._counter("epoch_restarts", "times all ranks were started again after one was lost")
+        self.rank_losses = self._counter("rank_losses", "epochs that were lost, by how that was noticed", ["mark"])
+        for mark in Mark:
+            self.rank_losses.labels(mark.name.lower())
+        self.recovery_time = self._histogram(
+            "epoch_recovery_seconds", "from the first sign of a lost rank to the next epoch", RECOVERY_BUCKETS
+        )
         self.observe_failures = self._counter("observe_failures", "failures inside metrics and logs themselves")
 
     def set_policies(self, config: CoreConfig) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from daemon.clock import NS_PER_MS, NS_PER_S, Clock
-from daemon.core.inputs import Arrived, Input
+from daemon.core.inputs import Arrived, EpochBegan, Input
 from daemon.core.outputs import Decided, Outputs, TokenColumns
 from daemon.core.reasons import Verdict
 from daemon.mailbox import Iteration
@@ -48,7 +48,6 @@ class Observer:
         log: Any,
         observed: trio.MemoryReceiveChannel[Iteration],
         found: list[str],
-        epoch: int = 1,
     ) -> None:
         """`found` is where the core's checks leave broken invariants; they are logged and taken out."""
         self.bands: list[tuple[int, int, int, int]] = []  # as reported last
@@ -62,7 +61,7 @@ class Observer:
         self._times: dict[int, Times] = {}
         self._without_token: set[int] = set()
         self._complain_at = -math.inf
-        self._epoch = epoch
+        self._epoch = 0  # the newest that began
 
     async def run(self) -> None:
         """Observe until the engine's side is closed."""
@@ -117,6 +116,8 @@ class Observer:
             self._follow(item, outputs)
 
     def _follow(self, item: Input, outputs: Outputs) -> None:
+        if isinstance(item, EpochBegan):
+            self._epoch, self.bands = item.epoch, []
         if outputs.tokens is not None and self._without_token:
             self._first_tokens(outputs.tokens, item.now_ns)
         for reply in outputs.replies:

@@ -10,13 +10,14 @@ tensor ranks of a stage; the sampled digest of each last-stage rank with the tok
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import trio
 
 from allocator.columns import i32
+from daemon.blame import RankId
 from daemon.clock import Clock
 from daemon.core.inputs import Input, Reported
 from daemon.exits import DaemonError, Exit
@@ -25,15 +26,24 @@ from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import Report, Step
 from journal.records import Digested
 
-RankId = tuple[int, int]  # stage, tensor rank
+
+class Difference(NamedTuple):
+    """What differs (`logical`, `layout` or `sampled`), and both sides in words; `left` None stands for the daemon."""
+
+    what: str
+    left: RankId | None
+    right: RankId
+    words: tuple[str, str]
 
 
 class DigestMismatch(DaemonError):
-    """Two sides of the decide-once contract disagree about step `seq`; `digests` are all that it was reported with."""
+    """Two sides of the decide-once contract disagree about `step`; `digests` are all that it was reported with."""
 
-    def __init__(self, seq: int, what: str, left: str, right: str, digests: list[Digested]) -> None:
-        super().__init__(Exit.RANK, f"{what} digests differ at step {seq}: {left} against {right}")
-        self.seq = seq
+    def __init__(self, step: Step, difference: Difference, digests: list[Digested]) -> None:
+        left, right = difference.words
+        super().__init__(Exit.RANK, f"{difference.what} digests differ at step {step.seq}: {left} against {right}")
+        self.step = step
+        self.difference = difference
         self.digests = digests
 
 
@@ -45,9 +55,9 @@ class ReportRefused(DaemonError):
 
 
 class Pending(NamedTuple):
-    """A step that was sent: its logical digest, and the reports so far."""
+    """A step that was sent, and the reports so far."""
 
-    logical: bytes
+    step: Step
     reports: dict[RankId, Report]
 
 
@@ -56,7 +66,7 @@ class Collator:
 
     def __init__(self, epoch: int, ranks: Sequence[RankId]) -> None:
         assert ranks, "an epoch has at least one rank"
-        self._epoch = epoch
+        self.epoch = epoch
         self._ranks = sorted(ranks)
         last_stage = self._ranks[-1][0]
         self._last_stage = [rank for rank in self._ranks if rank[0] == last_stage]
@@ -66,12 +76,12 @@ class Collator:
 
     def expect(self, step: Step) -> None:
         """A step goes to the ranks."""
-        assert step.epoch == self._epoch, f"step of epoch {step.epoch} in epoch {self._epoch}"
-        self._pending[step.seq] = Pending(step.logical, {})
+        assert step.epoch == self.epoch, f"step of epoch {step.epoch} in epoch {self.epoch}"
+        self._pending[step.seq] = Pending(step, {})
 
     def add(self, report: Report, now_ns: int) -> list[Collated]:
         """Take one report; returns the steps that are complete with it, in order. Raises DigestMismatch."""
-        if report.epoch != self._epoch:
+        if report.epoch != self.epoch:
             return []
         pending = self._pending.get(report.seq)
         rank = (report.stage, report.rank)
@@ -96,32 +106,37 @@ class Collator:
         self._next_seq += 1
         reports = [pending.reports[rank] for rank in self._ranks]
         digests = [
-            Digested(self._epoch, seq, report.stage, report.rank, report.logical, report.layout, report.sampled)
+            Digested(self.epoch, seq, report.stage, report.rank, report.logical, report.layout, report.sampled)
             for report in reports
         ]
         speaker = pending.reports[self._last_stage[0]]
         self._sampled = sampled_digest(self._sampled, seq, speaker.rows, speaker.generations, speaker.tokens)
         difference = next(self._differences(pending, speaker), None)
         if difference is not None:
-            raise DigestMismatch(seq, *difference, digests)
+            raise DigestMismatch(pending.step, difference, digests)
         reported = Reported(
-            now_ns, self._epoch, seq, speaker.rows, speaker.generations, speaker.tokens, speaker.logprobs
+            now_ns, self.epoch, seq, speaker.rows, speaker.generations, speaker.tokens, speaker.logprobs
         )
-        return Collated(digests, reported, _bands(reports), max(report.forward_us for report in reports))
+        snapshots = {report.stage: report.snapshot for report in reports if report.snapshot}
+        return Collated(digests, reported, _bands(reports), max(report.forward_us for report in reports), snapshots)
 
-    def _differences(self, pending: Pending, speaker: Report) -> Iterator[tuple[str, str, str]]:
-        """What differs, and both sides by name and digest; the chained sampled digest is over what the core is told."""
+    def _differences(self, pending: Pending, speaker: Report) -> Iterator[Difference]:
+        """What differs; the chained sampled digest is over what the core is told."""
         leaders: dict[int, Report] = {}
+        logical, sampled = pending.step.logical, self._sampled
         for rank in self._ranks:
             report = pending.reports[rank]
-            if report.logical != pending.logical:
-                yield "logical", f"the daemon {pending.logical.hex()}", f"{_who(report)} {report.logical.hex()}"
+            who = _who(report)
+            if report.logical != logical:
+                words = (f"the daemon {logical.hex()}", f"{who} {report.logical.hex()}")
+                yield Difference("logical", None, rank, words)
             leader = leaders.setdefault(rank[0], report)
             if report.layout != leader.layout:
-                yield "layout", f"{_who(leader)} {leader.layout.hex()}", f"{_who(report)} {report.layout.hex()}"
-            if rank in self._last_stage and report.sampled != self._sampled:
-                told = f"the tokens told by {_who(speaker)} {self._sampled.hex()}"
-                yield "sampled", told, f"{_who(report)} {report.sampled.hex()}"
+                words = (f"{_who(leader)} {leader.layout.hex()}", f"{who} {report.layout.hex()}")
+                yield Difference("layout", (leader.stage, leader.rank), rank, words)
+            if rank in self._last_stage and report.sampled != sampled:
+                words = (f"the tokens told by {_who(speaker)} {sampled.hex()}", f"{who} {report.sampled.hex()}")
+                yield Difference("sampled", (speaker.stage, speaker.rank), rank, words)
 
 
 def _who(report: Report) -> str:
@@ -146,23 +161,41 @@ class ResultProcessor:
         reports: trio.MemoryReceiveChannel[Report],
         mailbox: trio.MemorySendChannel[Input | Collated],
         hints: trio.MemorySendChannel[StepSent | BecameIdle | BandCounts],
+        accuse: Callable[[DaemonError], None],
     ) -> None:
-        self.collator: Collator | None = None  # of the epoch that runs
+        """`accuse` is told of reports that end the epoch."""
+        self._collator: Collator | None = None  # of the epoch that runs
         self._clock = clock
         self._reports = reports
         self._mailbox = mailbox
         self._hints = hints
+        self._accuse = accuse
+
+    def begin_epoch(self, collator: Collator) -> None:
+        """The ranks of an epoch are ready; what comes of older ones is dropped."""
+        self._collator = collator
+
+    def end_epoch(self) -> None:
+        """The ranks are lost: nothing that they reported and that was not passed on counts any more."""
+        self._collator = None
 
     def expect(self, step: Step) -> None:
-        """A step is about to be sent to the ranks."""
-        assert self.collator is not None, "a step before the epoch began"
-        self.collator.expect(step)
+        """A step is about to be sent to the ranks; one of an epoch that is over is not waited for."""
+        if self._collator is not None and self._collator.epoch == step.epoch:
+            self._collator.expect(step)
 
     async def run(self) -> None:
-        """Collate until cancelled; raises DigestMismatch or ReportRefused, which end the epoch."""
+        """Collate until cancelled. After a mismatch or an impossible report nothing of that epoch is passed on."""
         async for report in self._reports:
-            assert self.collator is not None, "a report came before the epoch began"
-            for collated in self.collator.add(report, self._clock.now_ns()):
+            if self._collator is None:
+                continue
+            try:
+                done = self._collator.add(report, self._clock.now_ns())
+            except (DigestMismatch, ReportRefused) as error:
+                self._collator = None
+                self._accuse(error)
+                continue
+            for collated in done:
                 self._hint(collated)  # first: at idle the worker must judge by these counts
                 await self._mailbox.send(collated)
 

@@ -355,9 +355,13 @@ class Explain(msgspec.Struct, tag=True, array_like=True):
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
-    """The epoch is over: finish nothing, report nothing more, exit 0."""
+    """The epoch is over: finish nothing, report nothing more, exit 0.
+
+    `again`: another epoch follows, and a rank that was started elsewhere joins once more.
+    """
 
     why: str
+    again: bool = False
 
 
 ToRank = Hello | Begin | Step | Explain | Stop

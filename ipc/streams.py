@@ -70,6 +70,7 @@ class RankServer:
         self._expected = frozenset(ranks)
         self._by_identity: dict[bytes, _Member] = {}
         self._by_rank: dict[RankId, _Member] = {}
+        self._former: set[bytes] = set()  # connections of ranks of the last epoch
         self._epoch = 0
         self._sent_seq = 0
         self.stats: dict[str, int] = {"undecodable": 0, "not_joined": 0, "bad_join": 0, "old_epoch": 0, "wrong_rank": 0}
@@ -84,6 +85,7 @@ class RankServer:
         assert epoch > self._epoch, f"epoch {epoch} after epoch {self._epoch}"
         self._epoch = epoch
         self._sent_seq = 0
+        self._former = set(self._by_identity)
         self._by_identity.clear()
         self._by_rank.clear()
 
@@ -155,6 +157,9 @@ class RankServer:
         if isinstance(message, Join):
             return self._join(identity, message)
         member = self._by_identity.get(identity)
+        if identity in self._former:
+            self.stats["old_epoch"] += 1  # sent before its epoch ended
+            return None
         if member is None:
             self._drop("not_joined", f"{type(message).__name__} on a connection that has not joined")
             return None
@@ -176,6 +181,7 @@ class RankServer:
         rank = (message.stage, message.rank)
         proven = hmac.compare_digest(message.token.encode("utf-8", "replace"), self._token.encode())
         known = rank in self._expected and rank not in self._by_rank and identity not in self._by_identity
+        self._former.discard(identity)
         if not proven or not known:
             why = "it is not expected, or is here already" if proven else "with a wrong token"
             self._drop("bad_join", f"Join as stage {message.stage} rank {message.rank}: {why}")

@@ -55,6 +55,26 @@ class Readied(msgspec.Struct, tag=True, array_like=True, frozen=True):
     versions: dict[str, str]
 
 
+class Divergence(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Two sides of an epoch parted at step `seq`: whose digests differ (`what`), and the first op that each realized
+    otherwise: its number in the step (-1: none was found), kind and band, and what either side did.
+
+    It helps to understand a run; nothing that decides reads it.
+    """
+
+    now_ns: int
+    epoch: int
+    seq: int
+    what: str
+    left: str
+    right: str
+    op: int
+    kind: str
+    band: str
+    left_did: str
+    right_did: str
+
+
 class Snapshotted(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A snapshot file is complete: its name, size and digest, and the last sequence it covers."""
 
@@ -98,6 +118,7 @@ class Kind(IntEnum):
     DECIDED = 65
     DIGESTED = 96
     READIED = 97
+    DIVERGED = 98
     SNAPSHOTTED = 112
     CLOSED = 127
 
@@ -125,6 +146,7 @@ PAYLOADS: dict[Kind, type[msgspec.Struct]] = {
     Kind.DECIDED: outputs.Decided,
     Kind.DIGESTED: Digested,
     Kind.READIED: Readied,
+    Kind.DIVERGED: Divergence,
     Kind.SNAPSHOTTED: Snapshotted,
     Kind.CLOSED: Closed,
 }
@@ -134,7 +156,7 @@ assert set(PAYLOADS) == set(Kind), "a record kind without a payload"
 KIND_OF: dict[type[msgspec.Struct], Kind] = {payload: kind for kind, payload in PAYLOADS.items()}
 
 # Records that replay and recovery can do without: a reader that does not know their kind passes over them.
-MAY_SKIP = frozenset({Kind.DIGESTED, Kind.READIED, Kind.SNAPSHOTTED})
+MAY_SKIP = frozenset({Kind.DIGESTED, Kind.READIED, Kind.DIVERGED, Kind.SNAPSHOTTED})
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(payload) for kind, payload in PAYLOADS.items()}

@@ -164,6 +164,7 @@ class Replay:
             Kind.STEPPED: self._stepped,
             Kind.DIGESTED: self._digested,
             Kind.READIED: lambda record: None,  # which builds and threads the ranks have decides nothing
+            Kind.DIVERGED: lambda record: None,  # where the ranks parted; their digests stand beside it
             Kind.SNAPSHOTTED: self._snapshotted,
             Kind.CLOSED: self._closed_life,
         }

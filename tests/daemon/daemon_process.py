@@ -89,11 +89,15 @@ class Outcome:
         self.decoding = trio.Event()
 
 
+def greedy(name: str, max_tokens: int) -> Generate:
+    """A greedy request of three tokens."""
+    return Generate(name, pack_i64([5, 6, 7]), Sampling(temperature=0.0), max_tokens=max_tokens)
+
+
 async def request(client: DaemonClient, name: str, outcome: Outcome, max_tokens: int = 8) -> None:
     """Send one request and follow it to its end: an EndReason, `refused CODE`, or `lost`."""
-    generate = Generate(name, pack_i64([5, 6, 7]), Sampling(temperature=0.0), max_tokens=max_tokens)
     try:
-        async with client.generate(generate) as stream:
+        async with client.generate(greedy(name, max_tokens)) as stream:
             async for event in stream:
                 if isinstance(event, Tokens):
                     outcome.tokens += len(event.tokens)

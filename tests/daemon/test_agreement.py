@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from allocator.geometry import BandGeometry, StageGeometry
-from daemon.agreement import RankId, RanksDisagree, agree
+from daemon.agreement import RanksDisagree, agree
+from daemon.blame import RankId
 from daemon.exits import Exit
 from ipc.messages import ModelFacts, Ready
 

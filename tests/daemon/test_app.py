@@ -89,11 +89,8 @@ def breaks(scene: Scene, run: Callable[..., Any]) -> Callable[..., Any]:
 async def test_an_actor_that_raises_brings_the_daemon_down_loudly(tmp_path: Path, actor: str) -> None:
     """Every request ends with fault and the cause, the trace is in a crash file, the exit code is not 0."""
     scene = Scene(tmp_path)
-    if actor == "ranks":
-        scene.daemon._ranks_task = breaks(scene, scene.daemon._ranks_task)  # type: ignore[method-assign]
-    else:
-        part = getattr(scene.daemon, actor)
-        part.run = breaks(scene, part.run)
+    part = scene.daemon.epochs if actor == "ranks" else getattr(scene.daemon, actor)
+    part.run = breaks(scene, part.run)
     code, outcomes = await scene.run_until_broken()
     assert code == Exit.INTERNAL
     assert {outcome.end for outcome in outcomes} == {"fault"}

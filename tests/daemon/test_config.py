@@ -19,7 +19,7 @@ from daemon.config import ConfigError, load, resolve
 from daemon.core.limits import state_cache_problem
 from daemon.frontend.prepare import namespace
 from daemon.rank import modeled, torch_runner
-from daemon.ranks import rank_settings
+from daemon.rank_settings import rank_settings
 from daemon.settings_table import TABLE, Setting, Settings
 
 NUMERIC = [row for row in TABLE if row.low is not None]

@@ -112,10 +112,11 @@ async def test_27_interrupt_ends_requests_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_X1_a_rank_killed_or_frozen_ends_everything_with_fault(tmp_path: Path, number: int) -> None:
+async def test_X1_without_restarts_a_lost_rank_ends_everything_with_fault(tmp_path: Path, number: int) -> None:
     """Each request ends with reason fault within the stated time, the exit code says rank, no rank is left."""
     run_dir = tmp_path / "run"
-    async with running(run_dir, "--rank-timeout", "2", delay_us=5000) as (daemon, client):
+    flags = ("--rank-timeout", "2", "--epoch-restarts-max", "0")
+    async with running(run_dir, *flags, delay_us=5000) as (daemon, client):
         ranks = daemon.ranks()
         started = trio.current_time()
         outcomes = await under_load(client, 4, LONG, lambda: do(ranks[0].send_signal, number))
@@ -132,9 +133,9 @@ async def test_X1_a_rank_killed_or_frozen_ends_everything_with_fault(tmp_path: P
 
 
 async def test_X2_a_signal_after_a_fault_does_not_clean_the_exit(tmp_path: Path) -> None:
-    """The rank dies, SIGTERM follows at once: still the rank's exit code."""
+    """The last rank dies, SIGTERM follows at once: still the rank's exit code."""
 
-    async with running(tmp_path / "run", delay_us=5000) as (daemon, client):
+    async with running(tmp_path / "run", "--epoch-restarts-max", "0", delay_us=5000) as (daemon, client):
 
         async def act() -> None:
             daemon.ranks()[0].kill()

@@ -101,7 +101,7 @@ def test_R_a_differing_digest_stops_at_its_step(index: int, field: str) -> None:
     with pytest.raises(DigestMismatch, match=f"{field} digests differ at step 2") as caught:
         add_all(collator(3), itertools.chain(*reports), done)
     assert [collated.reported.seq for collated in done] == [1]
-    assert caught.value.seq == 2
+    assert caught.value.step.seq == 2
     assert caught.value.code == Exit.RANK
     assert len(caught.value.digests) == 4
     other = {"logical": "the daemon", "layout": f"rank {bad.stage}.", "sampled": "the tokens told by rank 1.0"}[field]
@@ -145,8 +145,8 @@ async def test_the_actor_forwards_in_order_under_skew() -> None:
     reports_in, reports = trio.open_memory_channel[Report](1000)
     to_engine, mailbox = trio.open_memory_channel[Input | Collated](1000)
     to_hints, hints = trio.open_memory_channel[StepSent | BecameIdle | BandCounts](4)
-    processor = ResultProcessor(TrioClock(), reports, to_engine, to_hints)
-    processor.collator = collator(50)
+    processor = ResultProcessor(TrioClock(), reports, to_engine, to_hints, accuse=lambda error: None)
+    processor.begin_epoch(collator(50))
     while any(queues):
         await reports_in.send(rng.choice([queue for queue in queues if queue]).pop(0))
     reports_in.close()
