@@ -19,6 +19,7 @@ from daemon.processes import Child, module_command
 from daemon.run_dir import RunDir
 
 TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"
+MEETING_FILES = "rendezvous-"  # how `daemon.rank_settings` names them
 REAP_WITHIN_S = 60.0  # a process in the kernel for so long will not come out of it
 
 
@@ -42,6 +43,7 @@ class RankProcesses:
     def start(self, ranks: Iterable[RankId]) -> None:
         """Start them all, and write their pids down for whoever comes after us."""
         assert not self._children, "the ranks of the last epoch were not reaped"
+        self._sweep()
         for stage, rank in ranks:
             command = module_command("daemon.rank", *self._arguments, "--stage", str(stage), "--rank", str(rank))
             with self._log_path((stage, rank)).open("ab") as output:
@@ -69,6 +71,12 @@ class RankProcesses:
         for child in self._children.values():
             child.close()
         self._children.clear()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the files at which ranks of one epoch met."""
+        for file in self._run_dir.path.glob(f"{MEETING_FILES}*"):
+            file.unlink(missing_ok=True)
 
     def said_last(self, rank: RankId) -> str:
         """What a rank said last in this epoch, and where the rest of it is; empty for one that runs elsewhere."""

@@ -27,7 +27,7 @@ from daemon.exits import DaemonError, Exit
 from daemon.gateway_hostile import Complaints
 from daemon.processes import Child, exit_text
 from daemon.rank_processes import TOKEN_VARIABLE, RankProcesses
-from daemon.rank_settings import rank_settings
+from daemon.rank_settings import rank_ids, rank_settings
 from daemon.results import DigestMismatch
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
@@ -119,7 +119,7 @@ class RankSupervisor:
     ) -> None:
         """`token` proves to us that a rank was started by us; ranks started elsewhere bring that of the environment."""
         environ = os.environ if environ is None else environ
-        self.ranks = all_ranks(settings)
+        self.ranks = rank_ids(settings)
         self._settings = settings
         self._run_dir = run_dir
         self._log = log
@@ -244,7 +244,7 @@ class RankSupervisor:
             await self._reports.send(message)
         elif isinstance(message, Join):
             self._log.info("RankJoined", epoch=state.epoch, stage=rank[0], rank=rank[1], pid=message.pid)
-            settings = rank_settings(self._settings)
+            settings = rank_settings(self._settings, state.epoch, self._life, self._run_dir.path)
             if state.arenas:
                 settings.arena_bytes = state.arenas[rank[0]]
             with contextlib.suppress(PeerGone):  # it is gone again: its exit or its silence says so
@@ -381,9 +381,3 @@ class RankSupervisor:
         self._stopping = True
         self._processes.close()
         await self._server.aclose()
-
-
-def all_ranks(settings: Settings) -> tuple[RankId, ...]:
-    """Every rank of an epoch, stage by stage."""
-    stages, ranks = settings.pipeline_parallel_size, settings.tensor_parallel_size
-    return tuple((stage, rank) for stage in range(stages) for rank in range(ranks))
