@@ -25,9 +25,9 @@ from torch import Tensor
 from daemon.rank.convert import prepare_model
 from daemon.rank.dtypes import BY_NAME
 from daemon.rank.errors import RankError
-from daemon.rank.native_llama import Weights
 from daemon.rank.products import Product
 from daemon.rank.threads import usable_cores
+from daemon.rank.weights import Weights
 from tools.bench_model import Ours, timed
 
 CHUNK_TOKENS = 2048  # a prompt's products run on so many tokens at once

@@ -13,7 +13,7 @@ tensors of the loaded model (`check_declared`), so that a wrong row stops the bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from allocator.decl import MHA, Full, Layer, Part, State, StateLife, StateTensor, Window
@@ -49,11 +49,14 @@ def layer_types(config: Any) -> list[str]:
     return list(types)
 
 
-def declare(config: Any, dtype_name: str, checkpoint_interval: int, tp: int = 1) -> list[Layer]:
+def declare(
+    config: Any, dtype_name: str, checkpoint_interval: int, tp: int = 1, split: Container[int] | None = None
+) -> list[Layer]:
     """What each layer stores on one of `tp` tensor ranks.
 
     `config` is a `transformers` config, `dtype_name` the model's dtype. `checkpoint_interval` in tokens; 0: states are
-    kept only where a sequence ends, which is a grid of one token. Raises UnsupportedModel naming layer and reason.
+    kept only where a sequence ends, which is a grid of one token. `split`: layers whose attention is split over ranks,
+    None for all; the others store all heads on each. Raises UnsupportedModel naming layer and reason.
     """
     life = StateLife(checkpoint_interval or 1)
     layers = []
@@ -66,7 +69,8 @@ def declare(config: Any, dtype_name: str, checkpoint_interval: int, tp: int = 1)
         parts: list[Part] = []
         if KINDS[name].attention:
             lifetime = Full() if KINDS[name].attention == "full" else _window(own, index)
-            parts.append(Part(_attention(own, dtype_name, tp), lifetime))
+            ranks = tp if split is None or index in split else 1
+            parts.append(Part(_attention(own, dtype_name, ranks), lifetime))
         if KINDS[name].state:
             parts.append(Part(_state(own, index, name, dtype_name, tp), life))
         layers.append(Layer(tuple(parts)))
@@ -84,6 +88,14 @@ def _window(config: Any, index: int) -> Window:
 
 
 def _attention(config: Any, dtype_name: str, tp: int) -> MHA:
+    heads, kv_heads = head_counts(config)
+    dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    _, kv_local = split_heads(config.model_type, "attention heads", heads, kv_heads, tp)
+    return MHA(kv_local, dim, int(getattr(config, "v_head_dim", None) or dim), dtype_name)
+
+
+def head_counts(config: Any) -> tuple[int, int]:
+    """Query heads and K/V heads of a layer's config."""
     heads = int(getattr(config, "num_attention_heads", None) or 0)
     if not heads:
         raise UnsupportedModel(
@@ -91,9 +103,7 @@ def _attention(config: Any, dtype_name: str, tp: int) -> MHA:
         )
     # `multi_query` is how GPT-BigCode says one K/V head.
     kv_heads = int(getattr(config, "num_key_value_heads", None) or (1 if getattr(config, "multi_query", 0) else heads))
-    dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    _, kv_local = split_heads(config.model_type, "attention heads", heads, kv_heads, tp)
-    return MHA(kv_local, dim, int(getattr(config, "v_head_dim", None) or dim), dtype_name)
+    return heads, kv_heads
 
 
 def split_heads(model: str, what: str, heads: int, groups: int, tp: int) -> tuple[int, int]:

@@ -10,8 +10,8 @@ never differ from the generic path by more than rounding: it is checked against 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,17 +19,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from allocator.decl import MHA, Full, Layer, Part
-from daemon.rank.declare import layer_types
+from allocator.decl import MHA, Full, Layer
+from allocator.decl import Part as Stored
+from daemon.rank.declare import head_counts, layer_types, split_heads
 from daemon.rank.dtypes import DTYPE_NAMES
 from daemon.rank.errors import RankError
+from daemon.rank.group import Group, SoloGroup
 from daemon.rank.paged_attention import AttentionSpec, PagedAttention
 from daemon.rank.products import Product
 from daemon.rank.row_ops import row_ops
+from daemon.rank.shard.cuts import Block, Once, Part, Take, rows_of, share, spread
+from daemon.rank.shard.vocabulary import embed, gathered_logits, vocabulary_cut
 from daemon.rank.states import States
+from daemon.rank.weights import Weights
 from kernels.host_library import HostLibrary
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+SOLO_GROUP = SoloGroup()
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -62,52 +68,20 @@ class LayerWeights(NamedTuple):
     down: Product
 
 
-class Weights:
-    """Tensors of a safetensors directory by name, read as `dtype`; knows which nobody asked for."""
+class Cuts(NamedTuple):
+    """What a tensor rank has of each weight; nothing is cut for one rank.
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-        from safetensors import safe_open
+    Rows of Q, of K and V, of gate and up; columns of the output and the down projection; biases of those; rows of the
+    vocabulary.
+    """
 
-        index = directory / "model.safetensors.index.json"
-        if index.is_file():
-            files = {directory / name for name in json.loads(index.read_text())["weight_map"].values()}
-        else:
-            files = set(directory.glob("*.safetensors"))
-        self._dtype = dtype
-        self._device = device
-        self._places = {}
-        for file in sorted(files):
-            opened = safe_open(str(file), "pt")
-            self._places.update(dict.fromkeys(opened.keys(), opened))
-        self._unread = set(self._places)
-
-    def get(self, name: str) -> Tensor:
-        """One tensor; raises RankError when it is missing."""
-        tensor = self.find(name)
-        if tensor is None:
-            raise RankError(f"the weights have no tensor {name}; the directory is not a complete model")
-        return tensor
-
-    def find(self, name: str) -> Tensor | None:
-        """One tensor, or None when the model has none of this name."""
-        if name not in self._places:
-            return None
-        self._unread.discard(name)
-        return self._places[name].get_tensor(name).to(self._device, self._dtype).contiguous()
-
-    def join(self, names: list[str]) -> Tensor | None:
-        """Several tensors joined along their output rows; None when none of them exists."""
-        found = [self.find(name) for name in names]
-        if all(tensor is None for tensor in found):
-            return None
-        missing = [name for name, tensor in zip(names, found, strict=True) if tensor is None]
-        if missing:
-            raise RankError(f"the weights have no tensor {missing[0]}, but have others of {names}")
-        return torch.cat([tensor for tensor in found if tensor is not None]).contiguous()
-
-    def unread(self) -> list[str]:
-        """Names that nobody asked for, without buffers that are recomputed."""
-        return sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
+    heads: Take | None
+    kv_heads: Take | None
+    hidden: Take | None
+    out: Take | None
+    down: Take | None
+    bias: Once | None
+    vocabulary: Take
 
 
 class NativeLlama:
@@ -122,78 +96,113 @@ class NativeLlama:
         dtype: torch.dtype,
         device: torch.device,
         library: HostLibrary | None = None,
+        group: Group = SOLO_GROUP,
+        layers: range | None = None,
     ) -> None:
+        """`layers`: those of this rank's stage, None for all. Raises UnsupportedModel for ranks that do not divide."""
         self.dtype = dtype
-        self._heads: int = config.num_attention_heads
-        self._kv_heads: int = config.num_key_value_heads
-        self._dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self.hidden_size: int = config.hidden_size
+        self.attending = set(range(config.num_hidden_layers))
+        self._group, self._layout = group, group.layout
+        self._here = range(config.num_hidden_layers) if layers is None else layers
+        heads, kv_heads = head_counts(config)
+        self._heads, self._kv_heads = split_heads(
+            config.model_type, "attention heads", heads, kv_heads, self._layout.ranks
+        )
+        self._dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._spec = AttentionSpec(self._dim**-0.5)
         self._eps: float = config.rms_norm_eps
-        sizes = (config.hidden_size, config.intermediate_size)
-        self._rows = row_ops(library, dtype, sizes, self._dim)
+        part = Part(self._layout.rank, self._layout.ranks)
+        cuts = _cuts(config, self._dim, part)
+        self.split = _split(part)
+        intermediate = config.intermediate_size if cuts.hidden is None else cuts.hidden.size
+        self._rows = row_ops(library, dtype, (config.hidden_size, intermediate), self._dim)
         weights = Weights(directory, dtype, device)
-        self._embed = weights.get("model.embed_tokens.weight")
-        self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
-        self._norm = weights.get("model.norm.weight")
-        head = None if config.tie_word_embeddings else weights.get("lm_head.weight")
-        self._head = Product(self._embed if head is None else head)
-        if config.tie_word_embeddings:
-            weights.find("lm_head.weight")
-        if weights.unread():
-            raise RankError(
-                f"the native definition does not use {len(weights.unread())} tensors: {weights.unread()[0]}"
-            )
+        self._load(weights, config, cuts)
         self._cos, self._sin = (table.to(device) for table in rope_tables(config, dtype))
-        stored = Part(MHA(self._kv_heads, self._dim, self._dim, DTYPE_NAMES[dtype]), Full())
-        self.layers = [Layer((stored,))] * len(self._layers)
+        stored = Layer((Stored(MHA(self._kv_heads, self._dim, self._dim, DTYPE_NAMES[dtype]), Full()),))
+        self.layers = [stored if index in self._here else Layer() for index in range(config.num_hidden_layers)]
+        group.meet("the weights are loaded")
 
-    def _layer(self, weights: Weights, at: str) -> LayerWeights:
+    def _load(self, weights: Weights, config: Any, cuts: Cuts) -> None:
+        """Read what this rank holds; what stays unread must belong to other stages."""
+        layout, tied = self._layout, config.tie_word_embeddings
+        embedding = None
+        if layout.first or (layout.last and tied):
+            embedding = weights.get("model.embed_tokens.weight", cuts.vocabulary)
+        if layout.first:
+            assert embedding is not None
+            self._embed = embed(partial(_look_up, embedding), cuts.vocabulary, self._group)
+        self._layers = [(i, self._layer(weights, f"model.layers.{i}.", cuts)) for i in self._here]
+        if layout.last:
+            self._norm = weights.get("model.norm.weight")
+            head = embedding if tied else weights.get("lm_head.weight", cuts.vocabulary)
+            assert head is not None
+            self._head = gathered_logits(Product(head), config.vocab_size, self._group)
+        ours = tuple(f"model.layers.{index}." for index in self._here)
+
+        def foreign(name: str) -> bool:
+            of_layer = name.startswith("model.layers.")
+            if name == "lm_head.weight" and tied:
+                return True
+            return not name.startswith(ours) if of_layer else layout.stages > 1
+
+        unread = weights.unread(foreign)
+        if unread:
+            raise RankError(f"the native definition does not use {len(unread)} tensors: {unread[0]}")
+
+    def _layer(self, weights: Weights, at: str, cuts: Cuts) -> LayerWeights:
         qkv = [f"{at}self_attn.{name}_proj." for name in "qkv"]
         gate_up = [f"{at}mlp.{name}_proj." for name in ("gate", "up")]
-        joined_qkv = weights.join([f"{name}weight" for name in qkv])
-        joined_gate_up = weights.join([f"{name}weight" for name in gate_up])
+        qkv_cuts, hidden = [cuts.heads, cuts.kv_heads, cuts.kv_heads], [cuts.hidden] * 2
+        joined_qkv = weights.join([f"{name}weight" for name in qkv], qkv_cuts)
+        joined_gate_up = weights.join([f"{name}weight" for name in gate_up], hidden)
         if joined_qkv is None or joined_gate_up is None:
             raise RankError(f"the weights have no attention or MLP projections under {at}")
+        out, down = f"{at}self_attn.o_proj.", f"{at}mlp.down_proj."
         return LayerWeights(
             norm_in=weights.get(f"{at}input_layernorm.weight"),
-            qkv=Product(joined_qkv, weights.join([f"{name}bias" for name in qkv])),
+            qkv=Product(joined_qkv, weights.join([f"{name}bias" for name in qkv], qkv_cuts)),
             q_norm=weights.find(f"{at}self_attn.q_norm.weight"),
             k_norm=weights.find(f"{at}self_attn.k_norm.weight"),
-            out=Product(weights.get(f"{at}self_attn.o_proj.weight"), weights.find(f"{at}self_attn.o_proj.bias")),
+            out=Product(weights.get(f"{out}weight", cuts.out), weights.find(f"{out}bias", cuts.bias)),
             norm_mlp=weights.get(f"{at}post_attention_layernorm.weight"),
-            gate_up=Product(joined_gate_up, weights.join([f"{name}bias" for name in gate_up])),
-            down=Product(weights.get(f"{at}mlp.down_proj.weight"), weights.find(f"{at}mlp.down_proj.bias")),
+            gate_up=Product(joined_gate_up, weights.join([f"{name}bias" for name in gate_up], hidden)),
+            down=Product(weights.get(f"{down}weight", cuts.down), weights.find(f"{down}bias", cuts.bias)),
         )
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
+        self, x: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
     ) -> Tensor:
-        """Logits [len(wanted), vocab] at batch indexes `wanted`; there are no recurrent layers."""
-        rows = self._rows
-        x = F.embedding(tokens, self._embed)
+        """See `model.Model`; there are no recurrent layers."""
+        rows, reduce = self._rows, self._group.all_reduce
+        if self._layout.first:
+            x = self._embed(x)
         added: Tensor | None = None  # what the layer before adds to x
-        for index, layer in enumerate(self._layers):
+        for index, layer in self._layers:
             attended = self._attend(
                 index, layer, rows.add_norm(x, added, layer.norm_in, self._eps), positions, attention
             )
-            normed = rows.add_norm(x, attended, layer.norm_mlp, self._eps)
-            added = layer.down(rows.gate(layer.gate_up(normed)))
+            normed = rows.add_norm(x, reduce(attended), layer.norm_mlp, self._eps)
+            added = reduce(layer.down(rows.gate(layer.gate_up(normed))))
+        if not self._layout.last:
+            return x if added is None else x + added
         last = None if added is None else added[wanted]
         return self._head(rows.add_norm(x[wanted], last, self._norm, self._eps))
 
     @torch.inference_mode()
     def layer_work(self, batch: int) -> object:
-        """The products of the first layers on `batch` tokens, enough of them to leave the caches."""
-        x = torch.ones(batch, self._embed.shape[1], dtype=self.dtype, device=self._embed.device)
-        for layer in self._layers[:8]:
+        """The products of the first layers on `batch` tokens, enough of them to leave the caches; no collective."""
+        x = torch.ones(batch, self.hidden_size, dtype=self.dtype, device=self._cos.device)
+        for _, layer in self._layers[:8]:
             x = layer.down(layer.gate_up(x)[:, : layer.down.inputs]) + layer.qkv(x).mean()
         return x
 
     def _attend(
         self, index: int, layer: LayerWeights, normed: Tensor, positions: Tensor, attention: PagedAttention
     ) -> Tensor:
-        """What the attention of a layer adds to its input."""
+        """What the attention of a layer adds to its input: this rank's term of the sum."""
         heads, turned = self._heads, self._heads + self._kv_heads
         qkv = layer.qkv(normed).view(normed.shape[0], -1, self._dim)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -205,6 +214,29 @@ class NativeLlama:
 
     def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._rows.add_norm(x.reshape(-1, self._dim), None, weight, self._eps).view_as(x)
+
+
+def _look_up(table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, table)
+
+
+def _cuts(config: Any, dim: int, part: Part) -> Cuts:
+    """Whole heads, hidden units and vocabulary rows."""
+    vocabulary = vocabulary_cut(config.vocab_size, part)
+    if part.ranks == 1:
+        return Cuts(None, None, None, None, None, None, vocabulary)
+    heads, kv_heads = head_counts(config)
+    own = rows_of([Block(heads, dim, share(heads, part))])
+    kv = rows_of([Block(kv_heads, dim, share(kv_heads, part))])
+    hidden = (spread(config.intermediate_size, part),)
+    return Cuts(Take(0, own), Take(0, kv), Take(0, hidden), Take(1, own), Take(1, hidden), Once(part), vocabulary)
+
+
+def _split(part: Part) -> str:
+    """What is split, for people; empty for one rank."""
+    if part.ranks == 1:
+        return ""
+    return f"attention, MLPs, embedding, head over {part.ranks} ranks; whole on each: norms"
 
 
 def rope_tables(config: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
