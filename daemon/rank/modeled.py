@@ -31,7 +31,7 @@ from daemon.rank.layout import SOLO, Layout
 from daemon.rank.modeled_hash import STATE_WORDS, Exchange, StateLayer, TokenLayer, ToyStage, forward, inputs_of
 from daemon.rank.modeled_link import SocketLink
 from daemon.rank.noise import Hashes, mix, row_keys
-from daemon.rank.runner import Outcome, Prepared
+from daemon.rank.runner import Launched, Outcome, Prepared
 from daemon.rank.sizes import plan_and_size
 from ipc.messages import Logprobs, ModelFacts, RankSettings, RowLogprobs
 
@@ -205,7 +205,10 @@ class ModeledRunner:
         blocks = self._layers[-1].block
         return ToyStage(self.layout, blocks, opens, bare=blocks == 1 and len(self._layers) == 1, layers=layers)
 
-    def launch(self, batch: Batch) -> _Launched:
+    def expect(self, tokens: int) -> None:
+        """What the stage before sends waits in its socket until it is asked for."""
+
+    def launch(self, batch: Batch) -> Launched:
         """Store the hashes of the batch's tokens, read all that its rows see, and choose tokens."""
         check_tokens(batch, self._options.vocab_size)
         delay_us = self._options.delay_us + self._options.token_delay_us * batch.tokens.size

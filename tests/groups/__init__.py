@@ -1,0 +1,1 @@
+"""Groups of ranks: agreement whatever the delays, divergences named, the same tokens in every layout."""
