@@ -39,18 +39,18 @@ def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any, faults: F
     front = front_server(settings, run_dir)
     rules = JournalSettings(policy=settings.journal_sync, segment_bytes=settings.journal_segment_bytes)
     try:
-        writer, recovered = open_journal(storage, rules, bytes.fromhex(clock.token()))
+        writer, found = open_journal(storage, rules, bytes.fromhex(clock.token()))
     except JournalBusy as error:
         raise DaemonError(Exit.IN_USE, str(error)) from error
     except (JournalError, OSError) as error:
         raise DaemonError(Exit.JOURNAL, f"the journal in {run_dir.journal} cannot be opened: {error}") from error
-    for note in recovered.notes:
+    for note in found.notes:
         log.warning("JournalRepaired", note=note)
-    log.info("JournalOpened", sequence=recovered.last_sequence, lives=recovered.lives, clean=recovered.clean)
+    log.info("JournalOpened", sequence=found.last_sequence, lives=found.lives, clean=found.clean)
     hold_signals()
     collect_seldom()
     try:
-        return trio.run(Daemon(settings, run_dir, front, writer, clock, log).run, recovered)
+        return trio.run(Daemon(settings, run_dir, front, writer, clock, log).run, found)
     finally:
         ignore_signals()
 

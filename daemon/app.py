@@ -4,7 +4,8 @@ Owns the wiring of the actors and the order in which they come and go. Must neve
 failure ends the epoch, every client gets its end, the failure is on disk, and the exit code says what it was.
 Invariant: the exit code is 0 only when the journal was closed with everything ended and synced.
 
-    boot   journal -> gateway bound -> what was left -> engine, results, compaction, journal actor, observer, health -> epochs
+    boot   journal -> gateway bound -> what was left -> engine, results, compaction, journal actor, observer, health
+           -> epochs
     end    engine (order carried out) -> Closed -> sync -> gateway drained -> ranks stopped -> journal closed
 """
 
@@ -48,8 +49,8 @@ from daemon.metrics import Metrics
 from daemon.observe import Observer
 from daemon.processes import take_signals
 from daemon.ranks import Epoch, RankSupervisor
-from daemon.restarts import Restarts
 from daemon.recovery import recover
+from daemon.restarts import Restarts
 from daemon.results import ResultProcessor
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
@@ -258,11 +259,14 @@ class Daemon:
 
         After a failure the life is opened without: then what was left still stands in the journal for the next one.
         """
-        if self._failure is not None or not found.last_sequence:
-            self.open_life()
+        recovery, started_ns = None, self.clock.now_ns()
+        if self._failure is None and found.life_segment:
+            recovery = await trio.to_thread.run_sync(recover, self._writer.storage, found)
+        self.open_life()
+        if recovery is None or self._failure is not None:
             return
-        started_ns = self.clock.now_ns()
-        recovery = await trio.to_thread.run_sync(recover, self._writer.storage, found)
+        self.engine.order_first(recovery.taken_over(self.clock.now_ns()))
+        self.gateway.expect(sorted({group.frontend for group in recovery.groups}), recovery.next_request)
         for note in recovery.notes:
             self._log.warning("RecoveryNote", note=note)
         live = sum(1 for group in recovery.groups for choice in group.choices if choice.ended is None)
@@ -277,9 +281,6 @@ class Daemon:
             steps=recovery.steps,
             seconds=round((self.clock.now_ns() - started_ns) / NS_PER_S, 3),
         )
-        self.open_life()
-        self.engine.order_first(recovery.taken_over(self.clock.now_ns()))
-        self.gateway.expect(sorted({group.frontend for group in recovery.groups}), recovery.next_request)
 
     async def run(self, found: Found) -> Exit:
         """Serve until an order or a failure ended it; returns the exit code."""
@@ -302,7 +303,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._gateway_task)
             nursery.start_soon(self._signals, signals)
-            await self._take_over(found)
+            await self._supervise("recovery", lambda: self._take_over(found))
             for name, task in (
                 ("journal", self.journal.run),
                 ("results", self.results.run),

@@ -1,17 +1,14 @@
 """Opening: from a directory in any state to a writer for a new life, or a refusal that says where and why.
 
-Owns what is done about a torn tail, and what an earlier life left unfinished. Must never discard bytes: what is cut off
-is kept beside. Invariants: repair can be interrupted at any point and repeated; after it a strict walk meets nothing
-to cut; sequence numbers go on over lives.
+Owns what is done about a torn tail, and where the last life stands that left something. Must never discard bytes: what
+is cut off is kept beside. Invariants: repair can be interrupted at any point and repeated; after it a strict walk meets
+nothing to cut; sequence numbers go on over lives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from daemon.core.inputs import Abandoned
-from daemon.core.outputs import Decided
-from daemon.core.reasons import Verdict
 from journal import frame, segment
 from journal.errors import JournalDamaged
 from journal.reader import Finding, Walk
@@ -21,28 +18,25 @@ from journal.storage import Storage
 from journal.writer import TEMPORARY_SUFFIX, JournalSettings, JournalWriter, Start
 
 CUT_SUFFIX = ".cut"
-
-
-@dataclass(slots=True)
-class Unfinished:
-    """Requests accepted and not ended, by number, and the next number that was never used."""
-
-    requests: list[int] = field(default_factory=list)
-    next_request: int = 1
+IN_ORDER = ("clean_end", "superseded_tail", "trimmed")  # rows of the recovery table that nobody needs to hear of
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
-    """What opening found: `notes` has one line for everything that was cut or passed over."""
+class Found:
+    """What opening found: `notes` has one line for everything that was cut or passed over.
+
+    `life_segment` is the first segment of the last life that took over what was left before it, or of the journal;
+    lives behind it died before they had. 0: no life has a record.
+    """
 
     last_sequence: int
     lives: int
     clean: bool  # the last life ended with `Closed`, or there was none
-    unfinished: Unfinished
+    life_segment: int
     notes: list[str]
 
 
-def open_journal(storage: Storage, settings: JournalSettings, journal_id: bytes) -> tuple[JournalWriter, Recovered]:
+def open_journal(storage: Storage, settings: JournalSettings, journal_id: bytes) -> tuple[JournalWriter, Found]:
     """Lock, recover, repair, and start the segment of a new life; the first record appended must be `Opened`.
 
     `journal_id` (16 random bytes) names the journal when the directory holds none. Raises JournalBusy, JournalDamaged
@@ -51,27 +45,27 @@ def open_journal(storage: Storage, settings: JournalSettings, journal_id: bytes)
     assert len(journal_id) == segment.JOURNAL_ID_BYTES, f"a journal id has {segment.JOURNAL_ID_BYTES} bytes"
     storage.lock()
     try:
-        start, recovered = recover(storage, journal_id)
-        return JournalWriter(storage, settings, start), recovered
+        start, found = recover(storage, journal_id)
+        return JournalWriter(storage, settings, start), found
     except BaseException:
         storage.unlock()
         raise
 
 
-def recover(storage: Storage, journal_id: bytes) -> tuple[Start, Recovered]:
+def recover(storage: Storage, journal_id: bytes) -> tuple[Start, Found]:
     """Repair what may be repaired and find where the next life begins."""
     notes: list[str] = []
     while True:
-        walk, unfinished, lives = _walk_last_life(storage)
+        walk, lives = _walk_last_life(storage)
         cuts = walk.cuts()
         if not cuts:
             break
         notes.extend(_cut(storage, cut) for cut in cuts)
     _remove_temporaries(storage)
-    notes.extend(found.text() for found in walk.findings if found.row.label not in ("clean_end", "superseded_tail"))
+    notes.extend(found.text() for found in walk.findings if found.row.label not in IN_ORDER)
     start = _start(storage, walk, journal_id)
     clean = walk.at.closed or walk.at.sequence == 0
-    return start, Recovered(walk.at.sequence, lives, clean, unfinished, notes)
+    return start, Found(walk.at.sequence, lives, clean, walk.first if walk.at.sequence else 0, notes)
 
 
 def _remove_temporaries(storage: Storage) -> None:
@@ -81,17 +75,16 @@ def _remove_temporaries(storage: Storage) -> None:
             storage.remove(name)
 
 
-def _walk_last_life(storage: Storage) -> tuple[Walk, Unfinished, int]:
+def _walk_last_life(storage: Storage) -> tuple[Walk, int]:
     """Read the last life, and those before it that ended before they had said what they took over."""
     firsts = _life_segments(storage)
-    for place in range(len(firsts) - 1, -1, -1):
-        walk = Walk(storage, first=firsts[place])
-        unfinished, inherited = _unfinished(walk)
-        if inherited or place == 0:
-            return walk, unfinished, len(firsts)
-    walk = Walk(storage)
-    unfinished, _ = _unfinished(walk)
-    return walk, unfinished, 0
+    for first in reversed(firsts):
+        walk = Walk(storage, first=first)
+        if _inherited(walk):
+            return walk, len(firsts)
+    walk = Walk(storage)  # the first life has nothing to take over; or it was trimmed, and its beginning is gone
+    _inherited(walk)
+    return walk, max(len(firsts), int(walk.at.sequence > 0))
 
 
 def _life_segments(storage: Storage) -> list[int]:
@@ -104,28 +97,13 @@ def _life_segments(storage: Storage) -> list[int]:
     return firsts
 
 
-def _unfinished(walk: Walk) -> tuple[Unfinished, bool]:
-    """Accepted and not ended by the end of the walk, and whether its first life said what it took over."""
-    open_requests: dict[int, None] = {}
-    next_request, lives, inherited = 1, 0, False
+def _inherited(walk: Walk) -> bool:
+    """Read to the end; whether the first life that is read said what it took over."""
+    lives, inherited = 0, False
     for record in walk.records():
-        if record.kind == Kind.OPENED:
-            lives += 1
-        elif record.kind == Kind.ABANDONED:
-            taken_over = record.decode()
-            assert isinstance(taken_over, Abandoned)
-            inherited = inherited or lives <= 1
-            next_request = max(next_request, taken_over.next_request)
-        elif record.kind == Kind.DECIDED:
-            decided = record.decode()
-            assert isinstance(decided, Decided)
-            if decided.verdict == Verdict.ACCEPTED:
-                choices = decided.numbers.get("n", 1)
-                next_request = max(next_request, decided.request + choices)
-                open_requests.update(dict.fromkeys(range(decided.request, decided.request + choices)))
-            elif decided.verdict == Verdict.ENDED:
-                open_requests.pop(decided.request, None)
-    return Unfinished(list(open_requests), next_request), inherited
+        lives += record.kind == Kind.OPENED
+        inherited = inherited or (record.kind == Kind.RECOVERED and lives <= 1)
+    return inherited
 
 
 def _cut(storage: Storage, cut: Finding) -> str:

@@ -19,6 +19,7 @@ from journal.frame import BadFrame, Frame
 from journal.records import Kind
 from journal.recovery import Case, Condition, Decision, Row, judge
 from journal.segment import Segment, SegmentHeader
+from journal.snapshots import snapshot_names
 from journal.storage import Storage
 
 _KINDS = frozenset(int(kind) for kind in Kind)
@@ -67,10 +68,10 @@ class Position:
 
 @dataclass(slots=True)
 class Walk:
-    """One reading of a journal, from segment `first` on. `findings` fills while `records()` is iterated."""
+    """One reading of a journal, from segment `first` on, 0: the oldest. `findings` fills while it is iterated."""
 
     storage: Storage
-    first: int = 1
+    first: int = 0
     tolerant: bool = False
     findings: list[Finding] = field(default_factory=list)
     at: Position = field(default_factory=Position)
@@ -79,7 +80,8 @@ class Walk:
     def records(self) -> Iterator[Record]:
         """The records in order. A strict walk ends at a cut and raises JournalDamaged where the table refuses."""
         names = segment.segment_names(self.storage.names())
-        self._check_numbers(list(names))
+        self._check_numbers(names)
+        self.first = self.first or next(iter(names), 1)
         chosen = [name for number, name in names.items() if number >= self.first]
         if chosen and self._torn_header(chosen[-1]):
             chosen.pop()
@@ -103,13 +105,24 @@ class Walk:
             raise JournalDamaged(row.label, file, offset, sequence, f"{row.text} ({what})")
         return row.decision
 
-    def _check_numbers(self, numbers: list[int]) -> None:
-        """Segment files are numbered from 1 without a gap."""
-        for place, number in enumerate(numbers, start=1):
+    def _check_numbers(self, names: dict[int, str]) -> None:
+        """Segment files are numbered without a gap, from 1 or from where they were trimmed."""
+        oldest = next(iter(names), 1)
+        trimmed = oldest > 1 and self._trimmed(names[oldest])
+        for place, number in enumerate(names, start=oldest if trimmed else 1):
             if number != place:
                 what = f"the next segment there is {segment.segment_name(number)}"
                 self._find(Case(Condition.SEGMENT_MISSING), segment.segment_name(place), 0, what)
                 return
+
+    def _trimmed(self, oldest: str) -> bool:
+        """Whether a snapshot covers everything that stood before the oldest segment."""
+        header = segment.load_header(self.storage, oldest)
+        covered = snapshot_names(self.storage.names())
+        if header is None or not any(sequence >= header.first_sequence - 1 for sequence in covered):
+            return False
+        what = f"it begins with sequence {header.first_sequence}; snapshots cover {', '.join(map(str, covered))}"
+        return self._find(Case(Condition.TRIMMED), oldest, 0, what) is Decision.ACCEPT
 
     def _torn_header(self, name: str) -> bool:
         """Whether the last file holds no record because even its header was torn."""

@@ -37,6 +37,7 @@ class Condition(StrEnum):
     SUPERSEDED = "superseded"  # bytes behind those that the next segment's header names
     AFTER_FOOTER = "after_footer"  # bytes behind `Closed` in its segment
     UNKNOWN_KIND = "unknown_kind"  # a sound frame of a kind this version does not know
+    TRIMMED = "trimmed"  # the row of files begins above 1, at or before what a snapshot covers
     SEGMENT_MISSING = "segment_missing"  # a number is missing in the row of files
     PREDECESSOR_MISMATCH = "predecessor_mismatch"  # the file before is not the one this header names
     NEWER_FORMAT = "newer_format"  # a format whose major version is above ours
@@ -149,6 +150,7 @@ TABLE: tuple[Row, ...] = (
         "a record that only a later version can read",
         may_skip=False,
     ),
+    Row("trimmed", (C.TRIMMED,), Decision.ACCEPT, "what is older than a snapshot was trimmed"),
     Row("segment_missing", (C.SEGMENT_MISSING,), Decision.REFUSE, "a segment file is missing"),
     Row("predecessor_mismatch", (C.PREDECESSOR_MISMATCH,), Decision.REFUSE, "the segment before is not the one named"),
     Row("newer_format", (C.NEWER_FORMAT,), Decision.REFUSE, "written in a newer format"),

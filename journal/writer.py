@@ -166,6 +166,11 @@ class JournalWriter:
         return bool(self._written) and (not self._lazy() or bool(self._broken) or self._full())
 
     @property
+    def storage(self) -> Storage:
+        """The disk that the journal is on, for readers."""
+        return self._storage
+
+    @property
     def policy(self) -> Policy:
         """The sync policy."""
         return self._settings.policy

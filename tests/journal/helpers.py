@@ -5,7 +5,7 @@ from __future__ import annotations
 from daemon.core.inputs import Ticked
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
-from journal.opening import Recovered, open_journal
+from journal.opening import Found, open_journal
 from journal.reader import read_records
 from journal.records import Closed, Opened
 from journal.storage import Storage
@@ -37,13 +37,13 @@ def start(storage: Storage, settings: JournalSettings = SETTINGS, life: str = "a
     return writer
 
 
-def begin(storage: Storage, settings: JournalSettings = SETTINGS, life: str = "a") -> tuple[JournalWriter, Recovered]:
+def begin(storage: Storage, settings: JournalSettings = SETTINGS, life: str = "a") -> tuple[JournalWriter, Found]:
     """`start`, with what opening found."""
-    writer, recovered = open_journal(storage, settings, ID)
+    writer, found = open_journal(storage, settings, ID)
     writer.append(opened(life))
     writer.flush()
     writer.sync()
-    return writer, recovered
+    return writer, found
 
 
 def tick(writer: JournalWriter, count: int = 1) -> None:

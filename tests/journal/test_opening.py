@@ -1,4 +1,4 @@
-"""Opening: what an earlier life left unfinished, files that never got their name, and the lock between processes."""
+"""Opening: the life that is to be read, files that never got their name, and the lock between processes."""
 
 from __future__ import annotations
 
@@ -8,60 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from daemon.core.inputs import Abandoned, Arrived
-from ipc.messages import Generate, Sampling
+from daemon.core.inputs import Recovered
 from journal.errors import JournalBusy
-from journal.opening import Unfinished, open_journal
+from journal.opening import open_journal
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings
-from tests.journal.helpers import ID, SMALL, begin, closed, decided, opened, sequences, start, tick
+from tests.journal.helpers import ID, SMALL, begin, closed, opened, sequences, start, tick
 from tests.journal.modeled_disk import ModeledDisk
 
 
-def test_unfinished_requests_are_found() -> None:
-    """Accepted and not ended, choice by choice; a request that only arrived, or was refused, was never promised."""
+def test_the_last_life_that_took_over_is_found() -> None:
+    """A life is read from its start; one that died before it had said what it took over leaves the one before it."""
     disk = ModeledDisk()
-    writer = start(disk)
-    writer.append(Arrived(1, "front", Generate("a", b"", Sampling()), 0))
-    writer.append_all([decided("accepted", 1, n=1), decided("accepted", 2, n=3), decided("admitted", 2)])
-    writer.append_all([decided("ended", 3), decided("refused", 0), decided("accepted", 5, n=2), decided("ended", 1)])
-    writer.flush()
-    _, recovered = begin(disk.killed(), life="b")
-    assert recovered.unfinished == Unfinished([2, 4, 5, 6], 7)
-    assert not recovered.clean
-
-
-def test_unfinished_over_lives() -> None:
-    """A life that ended its inherited requests leaves none; one that died before it could hands them on."""
-    disk = ModeledDisk()
-    writer = start(disk, life="a")
-    writer.append(decided("accepted", 1, n=2))
-    writer.flush()
+    _, found = begin(disk, life="a")
+    assert (found.life_segment, found.lives, found.last_sequence, found.clean) == (0, 0, 0, True)
     disk = disk.killed()
-    _, recovered = begin(disk, life="b")
-    assert recovered.unfinished == Unfinished([1, 2], 3)
-    disk = disk.killed()  # life b died right after its `Opened` ...
-    writer, recovered = begin(disk, life="c")
-    assert recovered.unfinished == Unfinished([1, 2], 3), "... and life c finds them all the same"
-    writer.append(Abandoned(1, [1, 2], 3))
-    writer.append_all([decided("ended", 1), decided("ended", 2), decided("accepted", 3, n=1), decided("ended", 3)])
+    _, found = begin(disk, life="b")  # which dies right after its `Opened` ...
+    assert (found.life_segment, found.lives, found.last_sequence, found.clean) == (1, 1, 1, False)
+    disk = disk.killed()
+    writer, found = begin(disk, life="c")
+    assert (found.life_segment, found.lives) == (1, 2), "... and life c finds a all the same"
+    writer.append(Recovered(1, [], 42))
     writer.append(closed())
     writer.close()
-    _, recovered = begin(disk, life="d")
-    assert recovered.unfinished == Unfinished([], 4)
-    assert recovered.clean
-    assert recovered.lives == 3
-
-
-def test_numbers_go_on_from_what_was_inherited() -> None:
-    """A life that accepted nothing still knows the next free number, from its own first input."""
-    disk = ModeledDisk()
-    writer = start(disk)
-    writer.append(Abandoned(1, [], 42))
-    writer.append(closed())
+    writer, found = begin(disk, life="d")
+    assert (found.life_segment, found.lives, found.clean) == (3, 3, True)
     writer.close()
-    _, recovered = begin(disk, life="b")
-    assert recovered.unfinished == Unfinished([], 42)
+    _, found = begin(disk, life="e")
+    assert found.life_segment == 3, "d took nothing over"
 
 
 def test_files_without_a_name_are_removed() -> None:

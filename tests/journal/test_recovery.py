@@ -17,6 +17,7 @@ from journal.reader import Walk, read_records
 from journal.records import Kind
 from journal.recovery import DAMAGE, TABLE, Case, Condition, Decision, judge
 from journal.segment import encode_header, segment_name
+from journal.snapshots import snapshot_name
 from tests.journal.helpers import FULL_TICKS, SMALL, begin, closed, opened, start, tick
 from tests.journal.modeled_disk import Inode, ModeledDisk
 
@@ -131,6 +132,15 @@ def foreign_segment() -> Files:
     return with_header(files, THREE, journal_id=bytes(16))
 
 
+def trimmed(covered: int = 0) -> Files:
+    """The oldest segment is gone; a snapshot covers what stood in it, or a record more or less."""
+    files = several()
+    del files[ONE]
+    found = frame.decode(files[TWO], 0)
+    assert isinstance(found, frame.Frame)
+    return {**files, snapshot_name(found.sequence - 1 + covered): b"its contents are for who reads it"}
+
+
 CASES: dict[str, Callable[[], Files]] = {
     "clean_end": single,
     "superseded_tail": superseded,
@@ -146,12 +156,23 @@ CASES: dict[str, Callable[[], Files]] = {
     "after_footer": closed_with_more,
     "unknown_skippable": lambda: with_unknown(frame.MAY_SKIP),
     "unknown_needed": lambda: with_unknown(0),
+    "trimmed": trimmed,
     "segment_missing": lambda: {name: data for name, data in several().items() if name != TWO},
     "predecessor_mismatch": lambda: with_header(several(), TWO, previous_digest=bytes(16)),
     "newer_format": lambda: with_header(several(), THREE, major=segment.FORMAT_MAJOR + 1),
     "other_journal": foreign_segment,
     "bad_archive": lambda: {(name + ".zst" if name == ONE else name): data for name, data in several().items()},
 }
+
+
+def test_only_a_snapshot_that_covers_it_excuses_what_is_missing() -> None:
+    """One record short, and the oldest segment is missing; any more, and it was trimmed."""
+    for covered, rules in ((-1, {"segment_missing"}), (0, {"trimmed"}), (1, {"trimmed"})):
+        disk = ModeledDisk()
+        disk.files = {name: Inode(bytearray(data), data) for name, data in trimmed(covered).items()}
+        walk = Walk(disk, tolerant=True)
+        list(walk.records())
+        assert {found.row.label for found in walk.findings} - {"clean_end"} >= rules
 
 
 def test_every_row_has_a_case() -> None:
@@ -177,11 +198,12 @@ def test_row(label: str) -> None:
         return
     found = [record.sequence for record in walk.records()]
     labels = [finding.row.label for finding in walk.findings]
-    assert labels == [label, "clean_end"] if row.decision is Decision.SKIP else labels == [label]
-    assert found == list(range(1, len(found) + 1))
-    _, recovered = begin(disk, life="next")
-    assert recovered.last_sequence >= len(found)
-    assert bool(recovered.notes) == (row.decision is Decision.CUT_TORN or label == "unknown_skippable")
+    goes_on = row.decision is Decision.SKIP or label == "trimmed"
+    assert labels == ([label, "clean_end"] if goes_on else [label])
+    assert found == list(range(found[0] if label == "trimmed" else 1, found[-1] + 1))
+    _, opening = begin(disk, life="next")
+    assert opening.last_sequence >= len(found)
+    assert bool(opening.notes) == (row.decision is Decision.CUT_TORN or label == "unknown_skippable")
 
 
 def test_every_case_has_a_row() -> None:

@@ -16,7 +16,6 @@ from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from allocator.logical.mirror import LogicalMirror
 from allocator.physical.chain import PhysicalChain
 from daemon.core.inputs import (
-    Abandoned,
     Aborted,
     Acknowledged,
     Arrived,
@@ -32,6 +31,7 @@ from daemon.core.inputs import (
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from daemon.core.scheduler import SchedulerCore
+from daemon.recovery import recover
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
 from journal.opening import open_journal
@@ -111,7 +111,8 @@ class World:
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = shape or geometry()
-        self.writer, self.recovered = open_journal(storage, settings or JournalSettings(), ID)
+        self.writer, found = open_journal(storage, settings or JournalSettings(), ID)
+        self.recovery = recover(storage, found)
         self.core = SchedulerCore(CONFIG)
         self.now_ns = 0
         self.ids = 0
@@ -121,9 +122,8 @@ class World:
         self.steps = 0
         self.wants_tick = False
         self.writer.append(Opened(0, life, SCHEMA_VERSION, DECISION_VERSION, CONFIG, {"world": "1"}, {}))
-        unfinished = self.recovered.unfinished
-        if unfinished.next_request > 1:
-            self.feed(Abandoned(self.now(), unfinished.requests, unfinished.next_request))
+        if found.life_segment:
+            self.feed(self.recovery.taken_over(self.now()))
         self.begin_epoch(1)
 
     def now(self) -> int:
@@ -137,9 +137,10 @@ class World:
         self.ranks = [RankDouble(self.shape, stage) for stage in range(len(self.shape.stages))]
         self.feed(EpochBegan(self.now(), epoch, self.shape, FACTS))
 
-    def end_epoch(self, epoch: int) -> None:
-        """The ranks are lost."""
-        self.feed(EpochEnded(self.now(), epoch, "the world ends it"))
+    def end_epoch(self, epoch: int, recovers: bool = True) -> None:
+        """The ranks are lost, and with them the steps in flight."""
+        self.flying.clear()
+        self.feed(EpochEnded(self.now(), epoch, "the world ends it", recovers))
 
     def feed(self, item: Input) -> Outputs:
         """As the engine does: append, feed, append what it led to."""
