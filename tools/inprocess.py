@@ -31,7 +31,7 @@ from daemon.rank.batch import Batch
 from daemon.rank.device import Device
 from daemon.rank.runner import Launched, Prepared, Runner, open_runner
 from daemon.rank.step_worker import InFlight, StepWorker
-from ipc.messages import Accepted, Begin, Finished, Generate, RankSettings, Refused, Sampling, Step
+from ipc.messages import Accepted, Begin, Continued, Finished, Generate, RankSettings, Refused, Sampling, Step
 from tools.balloon import Balloon
 
 TICK_NS = 1_000_000
@@ -352,7 +352,7 @@ class InProcess:
         for reply in out.replies:
             self._reply(reply.message)
 
-    def _reply(self, message: Accepted | Refused | Finished) -> None:
+    def _reply(self, message: Accepted | Refused | Finished | Continued) -> None:
         sent = self.sent[message.id]
         if isinstance(message, Accepted):
             assert message.n == 1, "one choice per request here"
@@ -361,5 +361,6 @@ class InProcess:
         elif isinstance(message, Refused):
             sent.refused = message
         else:
+            assert isinstance(message, Finished), "nobody here loses what it was told"
             assert sent.finished is None, f"{sent.id} ended twice"
             sent.finished = message

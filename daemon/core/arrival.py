@@ -49,10 +49,9 @@ class Problem(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What was worked out about a request that passed: its prompt, stop ids, most output and most units per band."""
+    """What was worked out about a request that passed: its prompt, most output and most units per band."""
 
     prompt: Int64s
-    stop_ids: Int64s
     max_output: int
     ceiling: Demand
     steady: Demand
@@ -114,15 +113,15 @@ def content_digest(generate: Generate) -> bytes:
 
 def _examine(core: CoreState, item: Arrived) -> Problem | Group | Plan:
     generate = item.generate
+    known = core.group_of(item.frontend, generate.id)
+    if known is not None and known.digest == content_digest(generate):
+        return known
     if core.facts is None:
         return Problem(RefusalCode.NOT_READY, "", "the model is not loaded yet; try again", retry_after_ms=1000)
     problem = _bad_number(core.config, generate) or _bad_tokens(core.config, core.facts, generate)
     if problem is not None:
         return problem
-    known = core.group_of(item.frontend, generate.id)
     if known is not None:
-        if known.digest == content_digest(generate):
-            return known
         return Problem(RefusalCode.ID_CONFLICT, "id", f"id {generate.id!r} is in use by a request of other content")
     problem = _closed(core)
     if problem is not None:
@@ -174,7 +173,7 @@ def _bad_tokens(config: CoreConfig, facts: ModelFacts, generate: Generate) -> Pr
         text = f"at most {config.stop_ids_max} stop_ids are allowed, not {stops}"
         return _bad("stop_ids", text, config.stop_ids_max, stops)
     tokens = len(generate.prompt) // 8
-    longest = _longest(config, facts)
+    longest = longest_tokens(config, facts)
     if tokens > longest:
         text = f"the prompt has {tokens} tokens, the model's length is {longest}"
         return Problem(RefusalCode.PROMPT_TOO_LONG, "prompt", text, longest, tokens)
@@ -194,14 +193,15 @@ def _outside_vocabulary(field: str, ids: Int64s, vocab_size: int) -> Problem | N
     return Problem(RefusalCode.TOKEN_OUT_OF_RANGE, field, text, vocab_size - 1, token)
 
 
-def _longest(config: CoreConfig, facts: ModelFacts) -> int:
+def longest_tokens(config: CoreConfig, facts: ModelFacts) -> int:
+    """The most tokens that a request may have, prompt and output together."""
     return min(config.max_model_len or facts.max_model_len, facts.max_model_len)
 
 
 def _closed(core: CoreState) -> Problem | None:
     if core.draining:
         return Problem(RefusalCode.DRAINING, "", "the daemon is draining and takes nothing new")
-    if core.memory is None:
+    if core.measure is None:
         return Problem(RefusalCode.NOT_READY, "", "the ranks are not ready; try again", retry_after_ms=1000)
     if core.degraded:
         text = f"the journal cannot promise durability now ({core.degraded}); try again"
@@ -211,10 +211,10 @@ def _closed(core: CoreState) -> Problem | None:
 
 def _lengths(core: CoreState, facts: ModelFacts, generate: Generate) -> Problem | Plan:
     """Fit prompt and output into the model's length, then into what the empty arena can ever hold (`CEILING`)."""
-    memory = core.memory
+    memory = core.measure
     assert memory is not None, "closed while not ready"
     prompt = i64(generate.prompt)
-    longest = _longest(core.config, facts)
+    longest = longest_tokens(core.config, facts)
     tokens, asked = len(prompt), generate.max_tokens
     if tokens == longest and asked != 0:
         text = f"the prompt has {tokens} tokens, which leaves no room for output in the model's length {longest}"
@@ -242,7 +242,7 @@ def _lengths(core: CoreState, facts: ModelFacts, generate: Generate) -> Problem 
     stored = stored_tokens(tokens, output)
     ceiling = memory.ceiling(stored)
     assert memory.never_fits(ceiling) is None, "an accepted request fits the empty arena"
-    return Plan(prompt, np.unique(i64(generate.stop_ids)), output, ceiling, memory.steady(stored))
+    return Plan(prompt, output, ceiling, memory.steady(stored))
 
 
 def _short(memory: Memory, tokens: int) -> str:
@@ -260,9 +260,9 @@ def _too_late(core: CoreState, generate: Generate, plan: Plan) -> Problem | None
     best = deadlines.least(core, prompt_tokens, output_tokens) if generate.deadline_ms else None
     if best is None or best.need_ms <= generate.deadline_ms:
         return None
-    assert core.memory is not None, "closed while not ready"
-    if core.memory.cache is not None and generate.sampling.prompt_logprobs < 0:
-        match = core.memory.cache.match(generate.namespace, plan.prompt, prompt_tokens - 1)
+    assert core.measure is not None, "closed while not ready"
+    if core.measure.cache is not None and generate.sampling.prompt_logprobs < 0:
+        match = core.measure.cache.match(generate.namespace, plan.prompt, prompt_tokens - 1)
         best = deadlines.least(core, prompt_tokens - match.tokens, output_tokens)
         if best is None or best.need_ms <= generate.deadline_ms:
             return None
@@ -297,43 +297,56 @@ def _refuse(frontend: int, item: Arrived, problem: Problem, choices: int, out: O
     out.replies.append(Reply(frontend, refused))
 
 
+def make_group(frontend: int, generate: Generate, accepted: Accepted, arrived_ns: int, digest: bytes) -> Group:
+    """What is kept of an accepted request, all of whose choices live."""
+    return Group(
+        frontend=frontend,
+        id=generate.id,
+        digest=digest,
+        generate=generate,
+        accepted=accepted,
+        prompt=i64(generate.prompt),
+        stop_ids=np.unique(i64(generate.stop_ids)),
+        sampling=msgspec.structs.replace(generate.sampling, seed=accepted.seed),
+        live=accepted.n,
+        namespace=generate.namespace,
+        store=generate.store,
+        pin_ns=generate.pin_ms * 1_000_000,
+        arrived_ns=arrived_ns,
+    )
+
+
+def make_request(group: Group, choice: int) -> Request:
+    """One choice of a group, which waits and is not priced yet."""
+    generate, arrived_ns = group.generate, group.arrived_ns
+    return Request(
+        number=group.accepted.first_request + choice,
+        group=group,
+        choice=choice,
+        prompt_tokens=len(group.prompt),
+        max_output=group.accepted.max_tokens,
+        min_output=generate.min_tokens,
+        ceiling=(),
+        steady=(),
+        priority=generate.priority,
+        arrived_ns=arrived_ns,
+        deadline_ns=arrived_ns + generate.deadline_ms * 1_000_000 if generate.deadline_ms else 0,
+    )
+
+
 def _accept(core: CoreState, frontend: int, item: Arrived, plan: Plan, out: Outputs) -> None:
     generate = item.generate
     first = core.next_request
     core.next_request += generate.n
     seed = item.seed if generate.sampling.seed is None else generate.sampling.seed
     accepted = Accepted(generate.id, first, generate.n, plan.max_output, seed)
-    group = Group(
-        frontend=frontend,
-        id=generate.id,
-        digest=content_digest(generate),
-        accepted=accepted,
-        prompt=plan.prompt,
-        stop_ids=plan.stop_ids,
-        sampling=msgspec.structs.replace(generate.sampling, seed=seed),
-        live=generate.n,
-        namespace=generate.namespace,
-        store=generate.store,
-        pin_ns=generate.pin_ms * 1_000_000,
-    )
+    group = make_group(frontend, generate, accepted, item.now_ns, content_digest(generate))
     core.groups[frontend, generate.id] = group
-    core.stop_uses[plan.stop_ids] += 1
-    deadline_ns = item.now_ns + generate.deadline_ms * 1_000_000 if generate.deadline_ms else 0
+    core.stop_uses[group.stop_ids] += 1
     for choice in range(generate.n):
-        request = Request(
-            number=first + choice,
-            group=group,
-            choice=choice,
-            prompt_tokens=len(plan.prompt),
-            max_output=plan.max_output,
-            min_output=generate.min_tokens,
-            ceiling=plan.ceiling,
-            steady=plan.steady,
-            priority=generate.priority,
-            arrived_ns=item.now_ns,
-            deadline_ns=deadline_ns,
-        )
-        core.enter(request)
+        request = make_request(group, choice)
+        request.ceiling, request.steady = plan.ceiling, plan.steady
+        core.enter(request, item.now_ns)
         deadlines.watch(core, request, item.now_ns)
     numbers = {"n": generate.n, "prompt_tokens": len(plan.prompt), "max_tokens": plan.max_output}
     out.decisions.append(Decided(item.now_ns, Verdict.ACCEPTED, first, "", numbers))

@@ -200,6 +200,7 @@ def _start(core: CoreState, chunk: Chunk, slots: Int32s, columns: Columns, now_n
     request.scheduled_tokens = 0
     request.last_wait = ""
     caching.begin(core, request, chunk.hit)
+    request.started = True
     _first_columns(core, chunk, columns)
     core.steady = plus(core.steady, request.steady)
     request.began_output = request.output_tokens

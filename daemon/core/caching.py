@@ -68,7 +68,7 @@ def hold(core: CoreState, request: Request, match: Match | None, cold: bool = Fa
     if cold:
         match = tree.match(group.namespace, group.prompt, 0)
     before = tree.locked()
-    reader = Reader(request.priority, request.prompt_tokens, request.retractions > 0)
+    reader = Reader(request.priority, request.prompt_tokens, request.started)
     lock = tree.lock(match, reader)
     return Hit(match, lock, minus(tree.locked(), before))
 
@@ -105,7 +105,7 @@ def begin(core: CoreState, request: Request, hit: Hit | None) -> None:
         assert match.node is not None, "a state stands at a node's end"
         core.checkpoints_hit[match.node.kind] += 1
         request.continues = match.node.kind == Kind.TURN
-    if not request.retractions:
+    if not request.started:
         request.cached_tokens, request.matched_tokens, request.hit_cut = match.tokens, match.matched_tokens, match.cut
 
 
@@ -315,7 +315,6 @@ def sequence_of(core: CoreState, request: Request, end: int) -> Int64s:
     prompt = request.group.prompt
     if end <= request.prompt_tokens:
         return prompt[:end]
-    newest = core.rows.newest_output(request.row).tobytes() if request.row >= 0 else b""
-    output = np.frombuffer(b"".join([*request.kept, newest]), np.int64)
+    output = np.frombuffer(core.output_of(request), np.int64)
     assert end <= request.prompt_tokens + len(output), "only what is committed is asked for"
     return np.concatenate([prompt, output[: end - request.prompt_tokens]])

@@ -76,7 +76,7 @@ def _deadline_ms(request: Request) -> int:
 def _passed(request: Request, now_ns: int) -> str:
     """What its client is told: which deadline, how late that was seen, and how far it had come."""
     late_ms = (now_ns - request.deadline_ns) // NS_PER_MS
-    came = "it was running" if request.row >= 0 else "it waited again" if request.retractions else "it never started"
+    came = "it was running" if request.row >= 0 else "it waited again" if request.started else "it never started"
     return f"deadline_ms {_deadline_ms(request)} passed {late_ms} ms ago; {came}"
 
 

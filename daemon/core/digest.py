@@ -4,9 +4,9 @@ Owns the list of what counts; a test changes every field of the state and wants 
 anything. Invariant: equal states have equal digests on every machine (canonical msgpack of plain values in a fixed
 order, columns as little-endian bytes).
 
-Left out because the rest says it already: a prompt (the group's content digest covers it), a request's own sequence
-(prompt and kept output) and what the cache knows of it, the snapshot of the decoding rows, the free rows, the heap of
-deadlines, and what geometry and configuration say of windows and slots.
+Left out because the rest says it already: a prompt and the message it came in (the group's content digest covers
+them), a request's own sequence (prompt and kept output) and what the cache knows of it, the snapshot of the decoding
+rows, the free rows, the heap of deadlines, and what geometry and configuration say of windows and slots.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def state_digest(core: CoreState) -> bytes:
     digest.update(core.stop_uses.tobytes())
     for part in _rows(core):
         digest.update(part)
+    if core.measure is not None:
+        digest.update(encode(core.measure.geometry))
     if core.memory is not None:
-        digest.update(encode(core.memory.geometry))
         digest.update(core.memory.chain.state_digest())
         digest.update(canonical_bytes(core.memory.pending_ops()))
         digest.update(encode([core.memory.evicted, core.memory.quota_evicted]))
@@ -98,7 +99,8 @@ def _group(group: Group) -> list[Any]:
     ends = sorted(group.ended.items())
     stops = group.stop_ids.tobytes()
     content = [group.frontend, group.id, group.digest, group.accepted, stops, group.sampling, group.live]
-    return [*content, group.namespace, group.store, group.pin_ns, ends]
+    said = [sorted(group.outputs.items()), sorted(group.logprobs.items())]
+    return [*content, group.namespace, group.store, group.pin_ns, group.arrived_ns, ends, said]
 
 
 def _request(request: Request) -> list[Any]:
@@ -132,6 +134,10 @@ def _request(request: Request) -> list[Any]:
         request.reached_tokens,
         request.prompt_logprobs_next,
         request.last_wait,
+        request.started,
+        request.confirmed,
+        request.prompt_logprobs,
+        request.output_logprobs,
     ]
 
 

@@ -6,6 +6,7 @@ life table raises) or leave it holding anything. Invariant: one `Decided(ENDED)`
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from allocator.capacity import Demand
@@ -13,7 +14,7 @@ from daemon.core import caching
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import EndReason, Verdict
 from daemon.core.requests import END_EVENT, Event, Group, Request, State
-from daemon.core.state import ENDED_GROUPS_MAX, CoreState
+from daemon.core.state import ENDED_BYTES_MAX, ENDED_GROUPS_MAX, CoreState
 from ipc.messages import Finished
 
 _TOTAL_OF = {Event.FINISH: "finished", Event.ABORT: "aborted", Event.FAIL: "failed"}
@@ -43,6 +44,9 @@ def end(
     if event is Event.FINISH:
         core.expected.finished(group.namespace, request.output_tokens, request.max_output)
     usage = request.output_tokens if output_tokens is None else max(0, min(output_tokens, request.output_tokens))
+    group.outputs[request.choice] = b"".join(request.kept)
+    if request.prompt_logprobs or request.output_logprobs:
+        group.logprobs[request.choice] = [*request.prompt_logprobs, *request.output_logprobs]
     request.kept = []
     finished = Finished(
         id=group.id,
@@ -60,7 +64,7 @@ def end(
     group.live -= 1
     assert group.live >= 0, "a choice ends once"
     if group.live == 0:
-        _close_group(core, group)
+        close_group(core, group)
     numbers = {
         "prompt_tokens": request.prompt_tokens,
         "output_tokens": usage,
@@ -90,10 +94,8 @@ def end_all(core: CoreState, reason: EndReason, detail: str, now_ns: int, out: O
 
 def end_group(core: CoreState, group: Group, reason: EndReason, detail: str, now_ns: int, out: Outputs) -> None:
     """End what still lives of one arrival."""
-    first = group.accepted.first_request
-    for number in range(first, first + group.accepted.n):
-        if number in core.requests:
-            end(core, core.requests[number], reason, detail, now_ns, out)
+    for request in core.choices_of(group):
+        end(core, request, reason, detail, now_ns, out)
 
 
 def forget(core: CoreState, group: Group) -> None:
@@ -101,13 +103,24 @@ def forget(core: CoreState, group: Group) -> None:
     assert group.live == 0, "only ended ids are forgotten"
     del core.groups[group.frontend, group.id]
     del core.ended_groups[group.frontend, group.id]
+    core.ended_bytes -= _kept_bytes(group)
 
 
-def _close_group(core: CoreState, group: Group) -> None:
-    group.prompt = np.zeros(0, np.int64)
+def close_group(core: CoreState, group: Group) -> None:
+    """All choices of a group have ended: of its content the digest is left, and what each of them said."""
     assert len(group.ended) == group.accepted.n, "every choice of a closed group has its end"
-    core.stop_uses[group.stop_ids] -= 1
-    group.stop_ids = np.zeros(0, np.int64)
+    if len(core.stop_uses):
+        core.stop_uses[group.stop_ids] -= 1
+    group.prompt = group.stop_ids = np.zeros(0, np.int64)
+    group.generate = msgspec.structs.replace(group.generate, prompt=b"", stop_ids=b"")
     core.ended_groups[group.frontend, group.id] = group
-    if len(core.ended_groups) > ENDED_GROUPS_MAX:
+    core.ended_bytes += _kept_bytes(group)
+    while len(core.ended_groups) > ENDED_GROUPS_MAX or core.ended_bytes > ENDED_BYTES_MAX:
         forget(core, next(iter(core.ended_groups.values())))
+
+
+def _kept_bytes(group: Group) -> int:
+    """Bytes of a closed group's outputs and log probabilities."""
+    values = [entry.values for entries in group.logprobs.values() for entry in entries]
+    columns = sum(len(one.chosen) + len(one.ranks) + len(one.top_ids) + len(one.top_values) for one in values)
+    return columns + sum(len(output) for output in group.outputs.values())

@@ -150,18 +150,27 @@ class Abandoned(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class RecoveredChoice(msgspec.Struct, array_like=True, frozen=True):
     """One choice of a recovered group: its output so far (int64 column), and its end if it has one.
 
-    `logprobs` are those of the output and `prompt_logprobs_next` the first prompt position whose were not delivered.
+    `logprobs` are those of the prompt that were delivered, then one entry per output token;
+    `prompt_logprobs_next` is the first prompt position whose were not. `started`: it had a row once, and found
+    `cached_tokens` in the cache then (the rest as in `Finished`).
     """
 
     tokens: bytes
     ended: Finished | None = None
     logprobs: list[RequestLogprobs] = []
-    prompt_logprobs_next: int = 0
+    prompt_logprobs_next: int = 1
     retractions: int = 0
+    started: bool = False
+    cached_tokens: int = 0
+    matched_tokens: int = 0
+    hit_cut: str = ""
 
 
 class RecoveredGroup(msgspec.Struct, array_like=True, frozen=True):
-    """One accepted request of an earlier life that has not ended, or whose end was not acknowledged."""
+    """One accepted request of an earlier life that has not ended, or whose end was not acknowledged.
+
+    Where all choices have ended, `generate` is without its prompt and stop ids, and `digest` stands for its content.
+    """
 
     frontend: str
     generate: Generate
@@ -169,6 +178,7 @@ class RecoveredGroup(msgspec.Struct, array_like=True, frozen=True):
     accepted: Accepted
     arrived_ns: int
     choices: list[RecoveredChoice]
+    digest: bytes = b""
 
 
 class Recovered(msgspec.Struct, tag=True, array_like=True, frozen=True):

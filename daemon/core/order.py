@@ -265,6 +265,13 @@ class WaitingQueue:
             heapq.heappush(self._passed, request.number)
             assert self._passed[0] > self._ages.first().number, "who is counted came later than the oldest"
 
+    def forget_found(self) -> None:
+        """The cache is gone, and with it whatever was found there of anybody."""
+        sorts = self.longest_prefix
+        if sorts is not None:
+            for request in [*self._discipline.walk()]:
+                sorts.found(request, 0)
+
     def charge(self, namespace: str, tokens: int) -> None:
         """Output tokens of a request that leaves its row."""
         self._discipline.charge(namespace, tokens)

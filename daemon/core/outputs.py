@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from allocator.columns import Int32s, Int64s
-from ipc.messages import Accepted, Finished, Refused, RequestLogprobs, Step
+from ipc.messages import Accepted, Continued, Finished, Refused, RequestLogprobs, Step
 
 
 class Decided(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -34,7 +34,7 @@ class Reply:
     """A message to one front end, named by its index in `SchedulerCore.frontends`."""
 
     frontend: int
-    message: Accepted | Refused | Finished
+    message: Accepted | Refused | Finished | Continued
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,15 @@ import numpy as np
 
 from allocator.capacity import CapacityRefusal
 from allocator.columns import Int32s
-from daemon.core import caching, checkpoints, deadlines, relief
+from daemon.core import caching, checkpoints, relief
 from daemon.core.budget import shortage
-from daemon.core.endings import end, leave
+from daemon.core.endings import end
 from daemon.core.memory import Memory
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import EndReason, Verdict
 from daemon.core.relief import Gave, Need, Rung
 from daemon.core.requests import Event, Request, State
+from daemon.core.requeue import requeue
 from daemon.core.rows import Batch, Rows
 from daemon.core.state import CoreState
 from daemon.core.step_plan import Chunk, StepPlan
@@ -160,15 +161,10 @@ def retract(
     assert request.row >= 0, "only what has a row gives something back"
     memory = core.memory
     assert memory is not None, "only an epoch has rows"
-    had, before = int(core.rows.scheduled[request.row]), _reclaimable_pages(memory)
+    before = _reclaimable_pages(memory)
     stays = caching.retracted(core, request)
-    freed = leave(core, request)
-    core.move(request, Event.RETRACT)
+    had, freed = requeue(core, request, now_ns)
     request.retractions += 1
-    request.reached_tokens = max(request.reached_tokens, had)
-    request.last_wait = ""
-    core.queue_up(request, now_ns)
-    deadlines.watch(core, request, now_ns)
     core.totals.retractions += 1
     core.totals.preemptions += reason == "priority"
     core.totals.retracted_tokens += had - stays

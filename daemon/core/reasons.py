@@ -23,6 +23,7 @@ class RefusalCode(StrEnum):
     DRAINING = "draining"
     NOT_READY = "not_ready"
     DEADLINE = "deadline_unreachable"
+    UNKNOWN_REQUEST = "unknown_request"
 
 
 class EndReason(StrEnum):
@@ -57,6 +58,9 @@ class Verdict(StrEnum):
     RELIEF = "relief"
     EVICTED = "evicted"
     UNPINNED = "unpinned"
+    REQUEUED = "requeued"
+    RECOVERED = "recovered"
+    RESUMED = "resumed"
 
 
 END_TEXT: dict[EndReason, str] = {

@@ -10,6 +10,9 @@ hold what changes every step: that lies in the columns of `rows`. Invariants: a 
        |                 v |  |                    v |  |
        |           parked_chunk                 parked_row          any live state --abort--> aborted
     retracted <---------retract---------------------'               any live state --fail---> failed
+
+A row is lost by retraction for memory or priority, and when the epoch ends: one event, because either way all is given
+back and the output stays.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from allocator.columns import Int64s
 from allocator.errors import InvariantBroken
 from daemon.core.reasons import EndReason
 from daemon.core.tree_nodes import Lock, Match
-from ipc.messages import Accepted, Finished, Sampling
+from ipc.messages import Accepted, Finished, Generate, RequestLogprobs, Sampling
 
 
 class State(StrEnum):
@@ -98,13 +101,15 @@ class Group:
     """One accepted `Generate`: its choices share the prompt and the client's id.
 
     Cached prefixes are shared within its `namespace`; without `store` nothing it computes is cached, and what it leaves
-    there is pinned for `pin_ns`. `prompt` and `stop_ids` (int64) are dropped when the last choice has ended; `ended`
-    holds the terminal message of each choice until the front end acknowledges the id.
+    there is pinned for `pin_ns`. `prompt` and `stop_ids` (int64) are dropped when the last choice has ended, from
+    `generate` too. `ended` holds the terminal message of each choice until the front end acknowledges the id, `outputs`
+    its output (int64 column) and `logprobs` what was delivered of them, so that a client can come back for them.
     """
 
     frontend: int
     id: str
     digest: bytes
+    generate: Generate
     accepted: Accepted
     prompt: Int64s
     stop_ids: Int64s
@@ -113,7 +118,10 @@ class Group:
     namespace: str = ""
     store: bool = True
     pin_ns: int = 0
+    arrived_ns: int = 0
     ended: dict[int, Finished] = field(default_factory=dict)
+    outputs: dict[int, bytes] = field(default_factory=dict)
+    logprobs: dict[int, list[RequestLogprobs]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +129,10 @@ class Request:
     """One accepted choice. Counts in tokens.
 
     `ceiling` are the most units it can ever hold per band, `steady` the most while no chunk of it is prefilled.
+
+    `confirmed` is how much of its output no client can hold otherwise: what an earlier life said by the journal; all of
+    it (-1) once its client came back in this life. `prompt_logprobs` were delivered; `output_logprobs` has one entry
+    per output token.
 
     `kept` are output tokens committed before the last whole tail of its row (int64 columns, oldest first); `sequence`
     is prompt plus kept output while it is prefilled, else None. `output_tokens` is exact only while it has no row.
@@ -154,8 +166,12 @@ class Request:
     hit_cut: str = ""  # what ended that hit
     match: Match | None = None  # what the cache knew of its sequence when it was last asked, while it waits
     retractions: int = 0
-    reached_tokens: int = 0  # the most positions that it had scheduled when it was retracted
+    started: bool = False  # it had a row once
+    reached_tokens: int = 0  # the most positions that it had scheduled when it lost a row
     prompt_logprobs_next: int = 1  # first prompt position whose log probability was not delivered yet
+    prompt_logprobs: list[RequestLogprobs] = field(default_factory=list)
+    output_logprobs: list[RequestLogprobs] = field(default_factory=list)
+    confirmed: int = 0
     last_wait: str = ""
 
     @property

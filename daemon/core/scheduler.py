@@ -6,6 +6,7 @@ emits a step; at most two forwards are in flight with overlap, one without; noth
 
     Arrived -> accept | refuse | answer again       Reported -> commit, end          Ticked -> deadlines, one step
     Aborted, FinishAsked, FrontEndLost -> end       Epoch... -> memory comes, goes   Controlled -> drain, stop
+    Resumed -> tell what a client lacks             Recovered -> take over what an earlier life left
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from allocator.checks import Checks
 from allocator.errors import InvariantBroken
-from daemon.core import caching, deadlines, gauges, inputs, relief
+from daemon.core import caching, deadlines, epochs, gauges, inputs, lives, relief
 from daemon.core.arrival import arrive
 from daemon.core.batching import bare_step, form
 from daemon.core.digest import state_digest
@@ -23,11 +24,12 @@ from daemon.core.endings import end, end_all, end_group, forget
 from daemon.core.inputs import Input
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory, minus
-from daemon.core.outputs import Decided, Outputs, Reply
+from daemon.core.outputs import Decided, Outputs
 from daemon.core.passes import PassedOver, passed_over
 from daemon.core.processing import process
 from daemon.core.reasons import EndReason, Verdict
 from daemon.core.requests import State
+from daemon.core.resuming import resumed
 from daemon.core.state import CoreState
 from ipc.messages import Step
 
@@ -43,8 +45,10 @@ class SchedulerCore:
     shell and correct ranks cannot produce; the epoch is over then.
     """
 
-    def __init__(self, config: CoreConfig, checks: Checks | None = None) -> None:
-        self._state = CoreState(config)
+    def __init__(self, config: CoreConfig, checks: Checks | None = None, state: CoreState | None = None) -> None:
+        """A new core, or with `state` one that goes on from there; the state is this core's own from then on."""
+        self._state = CoreState(config) if state is None else state
+        assert self._state.config == config, "a state belongs to the configuration that it grew under"
         self._checks = checks or Checks()
         self._handlers: dict[type[Any], Callable[[Any, Outputs], None]] = {
             inputs.Arrived: lambda item, out: arrive(self._state, item, out),
@@ -52,18 +56,24 @@ class SchedulerCore:
             inputs.FinishAsked: self._finish_asked,
             inputs.Acknowledged: self._acknowledged,
             inputs.FrontEndLost: self._frontend_lost,
-            inputs.Resumed: self._resumed,
+            inputs.Resumed: lambda item, out: resumed(self._state, item, out),
             inputs.Reported: lambda item, out: process(self._state, item, out),
             inputs.TransferEnded: _impossible,
             inputs.ExtentsFixed: _impossible,
             inputs.FlushAsked: self._flush_asked,
-            inputs.EpochBegan: self._epoch_began,
-            inputs.EpochEnded: self._epoch_ended,
+            inputs.EpochBegan: lambda item, out: epochs.began(self._state, item, self._checks, out),
+            inputs.EpochEnded: lambda item, out: epochs.ended(self._state, item, out),
             inputs.Controlled: self._controlled,
             inputs.JournalDegraded: self._journal_degraded,
             inputs.Abandoned: self._abandoned,
+            inputs.Recovered: lambda item, out: lives.recovered(self._state, item, out),
             inputs.Ticked: self._ticked,
         }
+
+    @property
+    def state(self) -> CoreState:
+        """Everything that the core knows: to be written down, not to be changed."""
+        return self._state
 
     @property
     def frontends(self) -> list[str]:
@@ -103,6 +113,15 @@ class SchedulerCore:
     def passed_over(self, request: int) -> PassedOver | None:
         """Why the newest pass gave this live request no tokens; None when it did, or the request is not live."""
         return passed_over(self._state, request)
+
+    def recoverable(self) -> list[inputs.RecoveredGroup]:
+        """What the next life of the daemon takes over from this one, for its `Recovered`."""
+        return lives.recoverable(self._state)
+
+    @property
+    def next_request(self) -> int:
+        """The next free number of a request."""
+        return self._state.next_request
 
     def state_digest(self) -> bytes:
         """16 bytes over everything that can influence a later decision."""
@@ -150,18 +169,6 @@ class SchedulerCore:
             forget(self._state, group)
         self._state.lose_frontend(index)
 
-    def _resumed(self, item: inputs.Resumed, out: Outputs) -> None:
-        """Tell an ended choice's end again; a live one goes on, unless the client holds tokens that are not ours."""
-        group = self._state.group_of(item.frontend, item.id)
-        if group is None or not 0 <= item.choice < group.accepted.n:
-            return
-        request = self._state.requests.get(group.accepted.first_request + item.choice)
-        if request is None:
-            out.replies.append(Reply(group.frontend, group.ended[item.choice]))
-        elif item.tokens:
-            detail = f"the client holds {len(item.tokens) // 8} tokens that the daemon does not know"
-            end(self._state, request, EndReason.FAULT, detail, item.now_ns, out)
-
     # --- the daemon's own orders ----------------------------------------------------------------------------------
 
     def _controlled(self, item: inputs.Controlled, out: Outputs) -> None:
@@ -204,26 +211,6 @@ class SchedulerCore:
     def _flush_asked(self, item: inputs.FlushAsked, out: Outputs) -> None:
         if self._state.memory is not None and item.moves_max > 0:
             self._state.flush_moves = min(item.moves_max, self._state.config.flush_moves_max)
-
-    # --- epochs ---------------------------------------------------------------------------------------------------
-
-    def _epoch_began(self, item: inputs.EpochBegan, out: Outputs) -> None:
-        core = self._state
-        if core.memory is not None or item.geometry.page_size != core.config.page_size:
-            raise InvariantBroken(
-                "core.epoch_began",
-                f"epoch {item.epoch} began while epoch {core.epoch} lives, or its page size {item.geometry.page_size}"
-                f" is not the configured {core.config.page_size}",
-            )
-        core.begin_epoch(item.epoch, item.geometry, item.facts, self._checks)
-
-    def _epoch_ended(self, item: inputs.EpochEnded, out: Outputs) -> None:
-        core = self._state
-        if core.memory is None or item.epoch != core.epoch:
-            return
-        end_all(core, EndReason.FAULT, f"epoch {item.epoch} ended: {item.why}", item.now_ns, out)
-        core.check_empty()
-        core.reset_epoch()
 
     # --- steps ----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Owns the containers and their cheap bookkeeping; policies in the neighbouring modules read and change it. Must never
 hold anything that is not derived from the inputs. Invariants: `counts` agrees with the state of every live request;
-received = refused + accepted and accepted = finished + aborted + failed + live, always.
+received = refused + accepted and accepted + recovered = finished + aborted + failed + live, always.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from daemon.core.rows import Rows, RowTable
 from ipc.messages import ModelFacts
 
 ENDED_GROUPS_MAX = 16384  # ended ids kept for a front end that does not acknowledge them
+ENDED_BYTES_MAX = 256 * 1024 * 1024  # of their outputs and log probabilities
 LOST_FRONTENDS_MAX = 1024  # names of lost front ends that are kept for the case that they come back
 NOBODY = np.zeros(0, np.intp)
 
@@ -37,6 +38,9 @@ NOBODY = np.zeros(0, np.intp)
 @dataclass(slots=True)
 class Totals:
     """Counters of one life. `received` to `failed` count choices; tokens are counted when scheduled or committed.
+
+    `recovered` choices were accepted in an earlier life and had not ended; `requeued` counts those that the end of an
+    epoch sent back to the queue, each time; `resumed` choices for which a front end came back.
 
     `retracted_tokens` a retraction threw away, `recomputed_tokens` were scheduled again by requests that had them
     before; `climbs` of the relief ladder, `preemptions` are retractions for a request of higher priority.
@@ -50,6 +54,9 @@ class Totals:
     failed: int = 0
     repeated: int = 0
     abandoned: int = 0
+    recovered: int = 0
+    requeued: int = 0
+    resumed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     surplus_tokens: int = 0
@@ -146,13 +153,15 @@ class CoreState:
         self.checkpoints_hit = [0] * len(Kind)  # requests that started from a cached state, by its kind
         self.deadlines = Due()
         self.facts: ModelFacts | None = None
-        self.stop_uses = np.zeros(0, np.int32)  # per token id: live groups that stop at it
+        self.stop_uses = np.zeros(0, np.int32)  # per token id: live groups that stop at it; empty without a model
+        self.ended_bytes = 0  # of outputs and log probabilities kept of `ended_groups`
+        self.measure: Memory | None = None  # what arrivals are priced by: the epoch's memory, or the last one's
         self.draining = False
         self.degraded = ""
         self.reset_epoch()
 
     def reset_epoch(self) -> None:
-        """Forget the device: rows, memory, steps in flight. Live requests must have ended."""
+        """Forget the device: rows, memory, steps in flight. Live requests must wait, or have ended."""
         self.epoch = 0
         self.seq = 0
         self.reported_seq = 0
@@ -186,11 +195,14 @@ class CoreState:
         """All ranks hold an empty arena of this geometry."""
         memory = Memory(geometry, checks, self.config)
         windows = [tokens for _, tokens in memory.windows]
-        self.epoch, self.memory, self.facts = epoch, memory, facts
+        self.epoch, self.memory, self.facts, self.measure = epoch, memory, facts, memory
         self.rows = RowTable(self.running_max, self.config.page_size, windows, memory.slots_each)
         self.steady = memory.none
         self.told_evicted = (memory.none, memory.none)
         self.stop_uses = np.zeros(facts.vocab_size, np.int32)
+        for group in self.groups.values():
+            if group.live:
+                self.stop_uses[group.stop_ids] += 1
 
     @property
     def live(self) -> int:
@@ -239,6 +251,12 @@ class CoreState:
         index = self.frontend_index.get(frontend)
         return None if index is None else self.groups.get((index, id))
 
+    def choices_of(self, group: Group) -> list[Request]:
+        """The live choices of a group, in order."""
+        first = group.accepted.first_request
+        numbers = range(first, first + group.accepted.n)
+        return [self.requests[number] for number in numbers if number in self.requests]
+
     def move(self, request: Request, event: Event) -> None:
         """The only place where a request changes its state."""
         after = step_life(request.state, event)
@@ -247,12 +265,18 @@ class CoreState:
         self.counts[after] += 1
         request.state = after
 
-    def enter(self, request: Request) -> None:
-        """A choice was accepted: it is live and waits."""
+    def output_of(self, request: Request) -> bytes:
+        """All committed output of a live request (int64 column), wherever it lies."""
+        if request.row < 0:
+            return b"".join(request.kept)
+        return b"".join([*request.kept, self.rows.newest_output(request.row).tobytes()])
+
+    def enter(self, request: Request, now_ns: int) -> None:
+        """A choice was accepted, or is taken over from an earlier life: it is live and waits."""
         assert request.number not in self.requests, "numbers are given once"
         self.requests[request.number] = request
         self.counts[request.state] += 1
-        self.queue_up(request, request.arrived_ns)
+        self.queue_up(request, now_ns)
         self.busy, self.blocked = True, False
 
     def queue_up(self, request: Request, now_ns: int) -> None:
@@ -286,21 +310,21 @@ class CoreState:
         return self.deadlines.first_ns()
 
     def check_empty(self) -> None:
-        """After the last request ended nothing may be held; raises InvariantBroken with what is left."""
+        """Where nobody has a row, or is live, nothing may be held; raises InvariantBroken with what is left."""
         if self.memory is not None:
             self.memory.check_idle()
         left = {
             "rows": self.rows.used_count,
             "decoding": int(np.count_nonzero(self.rows.decoding)),
-            "queued": len(self.queue),
-            "counted": self.waiting + self.holding,
+            "queued": len(self.queue) - self.live,
+            "counted": self.waiting + self.holding - self.live,
             "promised_units": sum(self.steady),
             "resident": int(self.resident is not None),
-            "stop_ids": int(np.count_nonzero(self.stop_uses)),
+            "stop_ids": 0 if self.live else int(np.count_nonzero(self.stop_uses)),
             "changed": len(self.changed),
             "gifts": len(self.gifts),
             "units": sum(self.memory.live_units()) - self.memory.cached_units() if self.memory is not None else 0,
         }
         leaked = {name: count for name, count in left.items() if count}
         if leaked:
-            raise InvariantBroken("core.leak_at_idle", f"nothing is live and still held: {leaked}")
+            raise InvariantBroken("core.leak_at_idle", f"nobody has a row and still held: {leaked}")

@@ -46,9 +46,9 @@ class Chunk:
 
     @property
     def charged_tokens(self) -> int:
-        """What the start of a new request is charged to its namespace: each prompt token once, retracted or not."""
+        """What the start of a new request is charged to its namespace: each prompt token once."""
         assert self.request.row < 0, "asked before it has a row"
-        return 0 if self.request.retractions else self.computed_tokens
+        return 0 if self.request.started else self.computed_tokens
 
 
 @dataclass(slots=True)

@@ -360,6 +360,7 @@ def test_every_refusal_code_is_reached() -> None:
     early.arrive(request())
     late = measured()
     late.send("late", 40, 1, deadline_ms=1)
+    late.feed(inputs.Resumed(0, "fe", "never sent", 0, b""))
     codes |= {refusal.code for refusal in tight.refusals + early.refusals + late.refusals}
     assert codes == set(RefusalCode)
 

@@ -17,8 +17,9 @@ from daemon.core.grid import Kind
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
 from daemon.core.requests import Request, State
+from daemon.core.resuming import UNKNOWN
 from daemon.core.state import CoreState, Gift, Helpless
-from ipc.messages import Generate, Sampling
+from ipc.messages import Generate, RequestLogprobs, Sampling
 from tests.core.world import World
 
 CONFIG = CoreConfig(page_size=4, max_running_requests=4, max_batched_tokens=8, chunked_prefill_size=8)
@@ -29,8 +30,9 @@ SAID_ELSEWHERE = {
     "core": {"config", "groups", "requests", "memory", "rows", "flights", "frontend_index", "queue"}
     | {"stall_retry_ns"}  # when the shell is asked for a tick; the tick decides, not this
     | {"skipped", "told_evicted"}  # made anew by each pass, and equal to what memory counted
+    | {"measure", "ended_bytes"}  # the memory, or the dead one's geometry; and what is counted of the ended groups
     | {"expected", "pace"},  # parts of their own below; what the queue holds has its own test
-    "group": {"prompt"},
+    "group": {"prompt", "generate"},
     "request": {"group", "sequence", "match"},
     "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batch"} | {"windows", "slots_each"},
     "flight": set[str](),
@@ -152,6 +154,10 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "helpless": Helpless(some.number, 1, (0, 0, 0), 1),
         "deadlines": due,
         "_estimates": {"": Estimate(7)},
+        "outputs": {0: b"\0" * 8},
+        "logprobs": {0: [RequestLogprobs(1, -1, UNKNOWN)]},
+        "prompt_logprobs": [RequestLogprobs(1, 1, UNKNOWN)],
+        "output_logprobs": [RequestLogprobs(1, -1, UNKNOWN)],
         "ended": {0: next(iter(next(iter(core.ended_groups.values())).ended.values()))},
     }
     if name in contents and not isinstance(value, np.ndarray):

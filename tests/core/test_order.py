@@ -16,7 +16,7 @@ from daemon.core.order import POLICIES, WaitingQueue
 from daemon.core.ordered_heap import OrderedHeap
 from daemon.core.requests import Group, Request
 from daemon.settings_table import BY_KEY
-from ipc.messages import Accepted, Sampling
+from ipc.messages import Accepted, Generate, Sampling
 
 NO_TOKENS = np.zeros(0, np.int64)
 
@@ -26,7 +26,8 @@ def request(
 ) -> Request:
     """A request that waits."""
     accepted = Accepted(str(number), number, 1, 4, 0)
-    group = Group(0, str(number), b"", accepted, NO_TOKENS, NO_TOKENS, Sampling(), 1, namespace)
+    generate = Generate(str(number), b"", Sampling())
+    group = Group(0, str(number), b"", generate, accepted, NO_TOKENS, NO_TOKENS, Sampling(), 1, namespace)
     return Request(number, group, 0, prompt_tokens, 4, 0, (1,), (1,), priority, 0, deadline_ns)
 
 

@@ -33,7 +33,19 @@ from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.scheduler import SchedulerCore
 from daemon.core.state import CoreState
-from ipc.messages import EXPLICIT, SAMPLE, Accepted, Finished, Forward, Generate, ModelFacts, Refused, Sampling, Step
+from ipc.messages import (
+    EXPLICIT,
+    SAMPLE,
+    Accepted,
+    Continued,
+    Finished,
+    Forward,
+    Generate,
+    ModelFacts,
+    Refused,
+    Sampling,
+    Step,
+)
 
 NS_PER_S = 1_000_000_000
 FRONTEND = "simulate"
@@ -354,7 +366,7 @@ class Engine:
                 sent.first_token_ns = self.now_ns
         self.output_tokens += len(numbers)
 
-    def _take_reply(self, message: Accepted | Refused | Finished) -> None:
+    def _take_reply(self, message: Accepted | Refused | Finished | Continued) -> None:
         sent = self.sent[message.id]
         if isinstance(message, Refused):
             sent.refused = message
@@ -364,6 +376,7 @@ class Engine:
             for number in range(message.first_request, message.first_request + message.n):
                 self._by_number[number] = sent
         else:
+            assert isinstance(message, Finished), "nobody here comes back for what it has"
             assert sent.accepted is not None, "only what was accepted ends"
             if message.choice in sent.ends:
                 raise Miscounted(f"request {message.id!r} choice {message.choice} ended twice")

@@ -8,6 +8,7 @@ every input and what came of it: the checks of `tools.worlds.checks` and the log
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from daemon.core.outputs import Decided, Outputs
 from daemon.core.scheduler import SchedulerCore
 from ipc.messages import (
     Accepted,
+    Continued,
     Finished,
     Generate,
     ModelFacts,
@@ -59,7 +61,7 @@ def expected_output(generate: Generate, accepted: Accepted, choice: int, vocab_s
 
 @dataclass
 class Client:
-    """What one request's front end was told, per choice."""
+    """What one request's front end was told, per choice, as far as it reached it."""
 
     generate: Generate
     accepted: Accepted
@@ -67,7 +69,13 @@ class Client:
     tokens: dict[int, list[int]]
     logprobs: dict[int, list[int]]
     prompt_logprobs: dict[int, list[int]]
+    told: dict[int, list[int]]  # what the core said of each choice's output, whoever was there to hear it
     finished: dict[int, Finished] = field(default_factory=dict)
+
+
+def _through_the_journal(item: inputs.Input) -> inputs.Input:
+    """The same, written and read again."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(item), type=type(item))
 
 
 class World:
@@ -94,7 +102,9 @@ class World:
         self.clients: dict[tuple[str, str], Client] = {}
         self.by_request: dict[int, tuple[Client, int]] = {}
         self.inputs: list[inputs.Input] = []
-        self.log = bytearray()  # canonical bytes of every step and decision
+        self.life_began = 0  # how many of them earlier lives were fed
+        self.earlier: Counter[str] = Counter()  # totals of those lives
+        self.log = bytearray()  # canonical bytes of every step and decision of this life
         self.processed = 0
         self.steps: list[Step] = []
         self.launched_ns: dict[int, int] = {}  # by seq, of the steps whose report waits
@@ -125,6 +135,9 @@ class World:
         for decision in out.decisions:
             self.log += msgspec.msgpack.encode(decision)
             self.decisions.append(decision)
+            if decision.verdict == "resumed":  # what the client holds is what was said
+                client, choice = self.by_request[decision.request]
+                client.told[choice][:] = client.tokens[choice]
             assert not NAMES_OF_LOG_LINES & decision.numbers.keys(), "a log line says these names already"
         self._take_tokens(out)
         for reply in out.replies:
@@ -135,7 +148,7 @@ class World:
             self.launched_ns[out.step.seq] = self.now_ns
             assert self.rank is not None
             self.rank.apply(out.step, self.processed)
-        self.numbers = self.core.gauges()
+        self.numbers = {name: count + self.earlier[name] for name, count in self.core.gauges().items()}
         self.check_counts()
         for watcher in self.watchers:
             watcher(self, item, out)
@@ -152,6 +165,7 @@ class World:
             assert self.core.frontends[frontend] == client.frontend
             assert choice not in client.finished, "nothing after the end reaches a client"
             client.tokens[choice].append(token)
+            client.told[choice].append(token)
         for entry in out.tokens.logprobs:
             client, choice = self.by_request[entry.request]
             values = np.frombuffer(entry.values.chosen, "<f4").astype(int).tolist()
@@ -162,7 +176,7 @@ class World:
                 assert entry.prompt_position == len(client.prompt_logprobs[choice]) + 1, "each position once"
                 client.prompt_logprobs[choice] += values
 
-    def _take_reply(self, frontend: str, message: Accepted | Refused | Finished) -> None:
+    def _take_reply(self, frontend: str, message: Accepted | Refused | Finished | Continued) -> None:
         if isinstance(message, Refused):
             self.refusals.append(message)
         elif isinstance(message, Accepted):
@@ -179,13 +193,41 @@ class World:
                 {k: [] for k in choices},
                 {k: [] for k in choices},
                 {k: [] for k in choices},
+                {k: [] for k in choices},
             )
             self.clients[frontend, message.id] = client
             for choice in choices:
                 self.by_request[message.first_request + choice] = (client, choice)
+        elif isinstance(message, Continued):
+            self._continue(message)
         else:
             client, choice = self.by_request[message.request]
             assert client.finished.setdefault(choice, message) == message, "a choice ends once"
+
+    def _continue(self, message: Continued) -> None:
+        """A client gets what it lacks: with that it holds what was said, not a token more or less."""
+        client, choice = self.by_request[message.request]
+        held, more = client.tokens[choice], i64(message.tokens).tolist()
+        assert message.choice == choice, "a choice is told of itself"
+        assert message.output_tokens <= len(held), "what comes begins where the client is, or before"
+        assert held[message.output_tokens :] == more[: len(held) - message.output_tokens], (
+            "what comes again is the same"
+        )
+        held[message.output_tokens :] = more
+        ended = client.finished.get(choice)
+        usage = len(client.told[choice]) if ended is None else ended.output_tokens
+        assert held[:usage] == client.told[choice][:usage], "with it the client holds all that was said"
+        self._continue_logprobs(client, choice, message)
+
+    def _continue_logprobs(self, client: Client, choice: int, message: Continued) -> None:
+        """Those of the prompt come all again, those of the output begin where the tokens do."""
+        client.prompt_logprobs[choice].clear()
+        del client.logprobs[choice][message.output_tokens :]
+        for entry in message.logprobs:
+            assert entry.request == message.request, "a choice is told of itself"
+            of_prompt = entry.prompt_position >= 0
+            values = np.frombuffer(entry.values.chosen, "<f4").astype(int).tolist()
+            (client.prompt_logprobs if of_prompt else client.logprobs)[choice].extend(values)
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -248,15 +290,43 @@ class World:
         raise AssertionError("the world does not come to rest")
 
     def replayed(self) -> tuple[bytes, SchedulerCore]:
-        """What a fresh core makes of the recorded inputs, as the journal would carry them: the log and the core."""
+        """What a fresh core makes of this life's inputs, as the journal would carry them: the log and the core."""
         core, log = SchedulerCore(self.config, Checks(STRICT)), bytearray()
-        for item in self.inputs:
-            out = core.feed(msgspec.msgpack.decode(msgspec.msgpack.encode(item), type=type(item)))
+        for item in self.inputs[self.life_began :]:
+            out = core.feed(_through_the_journal(item))
             for decision in out.decisions:
                 log += msgspec.msgpack.encode(decision)
             if out.step is not None:
                 log += msgspec.msgpack.encode(out.step)
         return bytes(log), core
+
+    def restart(self, lost_inputs: int = 0) -> Outputs:
+        """The daemon dies and comes back without ranks; its journal misses the newest `lost_inputs` inputs."""
+        kept = self.inputs[self.life_began : len(self.inputs) - lost_inputs]
+        old = SchedulerCore(self.config, Checks(STRICT))
+        for item in kept:
+            old.feed(_through_the_journal(item))
+        left = inputs.Recovered(self.now_ns, old.recoverable(), old.next_request)
+        for name, count in self.core.gauges().items():
+            self.earlier[name] += count if name.endswith("_total") else 0
+        self.core = SchedulerCore(self.config, Checks(STRICT))
+        self.life_began = len(self.inputs)
+        self.log.clear()
+        self.rank, self.processed = None, 0
+        self.launched_ns.clear()
+        return self.feed(_through_the_journal(left))
+
+    def resume(
+        self, id: str, choice: int = 0, lost: int = 0, frontend: str = "fe", holds: list[int] | None = None
+    ) -> Outputs:
+        """The front end comes back for a choice; the newest `lost` tokens had not reached it, or it `holds` these."""
+        client, held = self.clients.get((frontend, id)), list(holds or [])
+        if client is not None and choice in client.tokens:
+            tokens = client.tokens[choice]
+            if holds is None:
+                held = tokens[: max(0, len(tokens) - lost)]
+            tokens[:] = held
+        return self.feed(inputs.Resumed(self.now_ns, frontend, id, choice, pack_i64(held)))
 
     # --- checks ----------------------------------------------------------------------------------------------------
 
