@@ -46,6 +46,7 @@ COMMANDS: dict[str, Command] = {
     "scenario": Command(
         "tools.worlds.scenario", "scenario files: commands to a simulated world, and what they lead to"
     ),
+    "faults": Command("tools.faults.command", "kill, stop and mislead a server's processes; judge what clients get"),
     "check": Command("tools.check", "format, lint, types and tests of a source tree"),
 }
 

@@ -1,0 +1,55 @@
+"""The plan: kinds take turns, the seed decides the rest, and tasks are the same in every round."""
+
+from __future__ import annotations
+
+import pytest
+
+from allocator.columns import i64
+from tools.faults.strikes import EXPECTED, KINDS, parse_kinds, plan
+from tools.faults.work import CLIENT, HTTP, WIRE, Sizes, draw_tasks
+
+
+def test_every_kind_takes_its_turn() -> None:
+    """Over as many rounds as there are kinds each comes once, and each says what must come of it."""
+    strikes = plan(5, len(KINDS), KINDS)
+    assert [strike.kind for strike in strikes] == list(KINDS)
+    assert set(EXPECTED) == set(KINDS)
+    assert {kind for kind in KINDS if plan(5, 1, (kind,))[0].breaks_http} == {
+        "frontend:kill", "frontend:stop", "launcher:kill",
+    }  # fmt: skip
+
+
+def test_moments_follow_from_the_seed_and_lie_anywhere() -> None:
+    """The same seed plans the same; over many rounds the moments cover a round from its beginning to its end."""
+    shares = [strike.share for strike in plan(3, 300, KINDS)]
+    assert shares == [strike.share for strike in plan(3, 300, KINDS)]
+    assert shares[:20] != [strike.share for strike in plan(4, 20, KINDS)]
+    assert min(shares) < 0.06
+    assert max(shares) > 0.86
+    assert all(0 < share < 1 for share in shares)
+
+
+def test_kinds_by_part_of_a_name() -> None:
+    """A process or a signal alone names all kinds with it; a word that names none is refused with the list."""
+    assert parse_kinds("rank") == ("rank:kill", "rank:stop")
+    assert parse_kinds("stop,rank:kill") == (
+        "daemon:stop", "rank:stop", "frontend:stop", "launcher:stop", "rank:kill",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="'ranks' is none of daemon:kill"):
+        parse_kinds("ranks")
+
+
+def test_tasks_are_drawn_once_and_salted_by_the_round() -> None:
+    """All three ways are used, greedy and sampled in each; half of the tasks share no cache with another round."""
+    tasks = draw_tasks(1, 32, Sizes())
+    assert tasks == draw_tasks(1, 32, Sizes())
+    assert [sum(task.via == via for task in tasks) for via in (HTTP, CLIENT, WIRE)] == [16, 8, 8]
+    assert {task.via for task in tasks if task.temperature} == {HTTP, CLIENT, WIRE}
+    assert {task.via for task in tasks if not task.temperature} == {HTTP, CLIENT, WIRE}
+    assert sum(bool(task.salt(3)) for task in tasks) == 16
+    salted = next(task for task in tasks if task.salt(1))
+    assert salted.body(1)["cache_salt"] != salted.body(2)["cache_salt"]
+    message = salted.generate(2, "a")
+    assert i64(message.prompt).tolist() == salted.body(2)["prompt"]
+    assert message.namespace == f"salt:{salted.body(2)['cache_salt']}"
+    assert not any(task.temperature for task in draw_tasks(1, 32, Sizes(sampled_one_in=0)))

@@ -1,0 +1,198 @@
+"""Rounds: the clients of a campaign against a running server, once undisturbed and once for every strike.
+
+Owns the front ends over ZeroMQ, the order of events in a round and its books. Must never go on to the next round before
+everything asked in this one has ended, the server is green and holds nothing but its cache.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import trio
+
+from ipc.client import DaemonClient
+from tools.faults import http_clients, product_clients
+from tools.faults.strikes import Strike, deliver, victims
+from tools.faults.watch import Seen, Watch
+from tools.faults.wire_clients import WireFrontEnd
+from tools.faults.work import CLIENT, HTTP, Story, Task
+from tools.own_server import OwnServer, ServerFailed
+
+LAUNCHER_RESTS_S = 2.0  # how long a stopped launcher stays stopped
+GONE_WITHIN_S = 30.0
+GREEN_WITHIN_S = 120.0
+IDLE_WITHIN_S = 60.0
+LOOK_S = 0.05
+WIRE_FRONT_ENDS = 2
+
+
+@dataclass(slots=True)
+class Round:
+    """The books of one round; times are monotonic seconds."""
+
+    number: int
+    strike: Strike | None
+    stories: list[Story]
+    began_s: float = 0.0
+    struck_s: float = 0.0
+    ended_s: float = 0.0
+    victim: str = ""
+    gone_s: float | None = None  # from the death of the launcher until no process of its server lived
+    seen: Seen = field(default_factory=lambda: Seen(None, None, 0.0, None))
+    units_left: dict[str, float] = field(default_factory=dict)  # bands whose live units are not the cache's
+    problems: list[str] = field(default_factory=list)  # of the server, not of a client
+
+
+class Rounds:
+    """Runs rounds against one server, which it starts again where a strike ended it."""
+
+    def __init__(self, server: OwnServer, tasks: list[Task], patience_s: float, nonce: str) -> None:
+        self.server = server
+        self._tasks = tasks
+        self._patience_s = patience_s
+        self._nonce = nonce
+        self._watch = Watch(server.url)
+        endpoint = f"ipc://{Path(server.run_dir).absolute() / 'front.sock'}"
+        self._wires = [WireFrontEnd(endpoint, f"wire-{at}-{nonce}") for at in range(WIRE_FRONT_ENDS)]
+        self.client = DaemonClient(endpoint, f"client-{nonce}", lost_after_s=patience_s)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Rounds]:
+        """Front ends connected and the monitor looking, until left."""
+        async with self.client, trio.open_nursery() as nursery:
+            for wire in self._wires:
+                nursery.start_soon(wire.run)
+            nursery.start_soon(self._watch.run)
+            await self.client.wait_connected(GREEN_WITHIN_S)
+            yield self
+            nursery.cancel_scope.cancel()
+
+    async def run(self, number: int, strike: Strike | None, undisturbed_s: float, notes: Path | None = None) -> Round:
+        """One round: everything asked at once, the strike at its share of the time that an undisturbed round takes.
+
+        Faults that were planted in the processes strike by themselves, and leave their time in `notes`.
+        """
+        done = Round(number, strike, [Story(task) for task in self._tasks], began_s=time.monotonic())
+        async with trio.open_nursery() as nursery:
+            if strike is not None:
+                nursery.start_soon(self._strike, done, strike, strike.share * undisturbed_s)
+            with trio.move_on_after(self._patience_s):
+                async with http_clients.open_client(self.server.url, 64) as http, trio.open_nursery() as clients:
+                    for story in done.stories:
+                        clients.start_soon(self._follow, http, done, story)
+        done.ended_s = time.monotonic()
+        await self._settle(done)
+        arrivals = [moment for story in done.stories for moment in story.arrivals_s]
+        if notes is not None:
+            read_notes(done, notes)
+        if done.struck_s:
+            done.seen = self._watch.seen(done.struck_s, time.monotonic(), arrivals)
+        return done
+
+    async def _follow(self, http: Any, done: Round, story: Story) -> None:
+        task, name = story.task, f"{done.number}-{story.task.index}-{self._nonce}"
+        if task.via == HTTP:
+            breaks = done.strike is not None and done.strike.breaks_http
+            await http_clients.follow(http, story, done.number, lambda: breaks and done.struck_s > 0)
+        elif task.via == CLIENT:
+            await product_clients.follow(self.client, story, done.number, name)
+        else:
+            wire = self._wires[task.index // 4 % len(self._wires)]
+            await wire.follow(story, task.generate(done.number, name))
+
+    # --- the strike
+
+    async def _strike(self, done: Round, strike: Strike, after_s: float) -> None:
+        await trio.sleep(after_s)
+        if strike.kind.startswith("client"):
+            done.struck_s, done.victim = time.monotonic(), "the campaign's own front ends"
+            for wire in self._wires:
+                wire.vanish()
+            return
+        found = await trio.to_thread.run_sync(victims, self.server, strike.kind)
+        if not found:
+            done.problems.append(f"no process to strike: {strike.kind}")
+            return
+        process = found[strike.which % len(found)]
+        done.victim = (
+            f"{strike.kind.partition(':')[0]} {strike.which % len(found) + 1} of {len(found)}, pid {process.pid}"
+        )
+        family = self.server.processes()
+        done.struck_s = time.monotonic()
+        deliver(process, strike.kind)
+        if strike.kind == "launcher:stop":
+            await trio.sleep(LAUNCHER_RESTS_S)
+            process.resume()
+        elif strike.kind == "launcher:kill":
+            await trio.to_thread.run_sync(self._start_again, done, family)
+
+    def _start_again(self, done: Round, family: list[psutil.Process]) -> None:
+        """Everything of the server must end by itself; then it is started again in the same place."""
+        _, left = psutil.wait_procs(family, timeout=GONE_WITHIN_S)
+        done.gone_s = time.monotonic() - done.struck_s
+        if left:
+            done.problems.append(f"outlived the launcher by {GONE_WITHIN_S:g} s: pids {[one.pid for one in left]}")
+            for process in left:
+                process.kill()
+        try:
+            self.server.start(GREEN_WITHIN_S)
+        except ServerFailed as error:
+            done.problems.append(str(error))
+
+    # --- the end of a round
+
+    async def _settle(self, done: Round) -> None:
+        """Wait for green and idle; what does not come is a problem of the round."""
+        with trio.move_on_after(GREEN_WITHIN_S) as scope:
+            while not self._watch.green_since(done.ended_s):
+                await trio.sleep(LOOK_S)
+                if self.server.exit_code is not None:
+                    text = f"the server ended with code {self.server.exit_code}\n{self.server.tail()}"
+                    done.problems.append(text)
+                    return
+        if scope.cancelled_caught:
+            done.problems.append(f"not green within {GREEN_WITHIN_S:g} s behind its last request")
+            return
+        with trio.move_on_after(IDLE_WITHIN_S):
+            while True:
+                done.units_left = await trio.to_thread.run_sync(units_left, self.server)
+                if not done.units_left:
+                    return
+                await trio.sleep(LOOK_S)
+        done.problems.append(f"not idle within {IDLE_WITHIN_S:g} s: {done.units_left}")
+
+
+def read_notes(done: Round, notes: Path) -> None:
+    """When the first planted fault struck and whom, by the notes that the processes left."""
+    fired = sorted((json.loads(path.read_text()) for path in notes.iterdir()), key=lambda note: note["monotonic_ns"])
+    if fired:
+        done.struck_s = fired[0]["monotonic_ns"] / 1e9
+        done.victim = ", ".join(f"{note['process']} at {note['number']}" for note in fired)
+
+
+def units_left(server: OwnServer) -> dict[str, float]:
+    """What keeps the server from being at rest: requests and steps, and units that nothing reclaimable accounts for."""
+    try:
+        metrics = server.metrics()
+    except ServerFailed as error:
+        return {str(error)[:200]: 1.0}
+    left = {}
+    for name in ("requests_running", "requests_waiting", "requests_prefilling", "requests_parked", "steps_in_flight"):
+        if value := metrics.get(f"bandmaster:num_{name}", 0.0):
+            left[f"num_{name}"] = value
+    held: dict[str, float] = {}
+    for name, value in metrics.items():
+        if name.startswith("bandmaster:units{") and ('state="live"' in name or 'state="pending"' in name):
+            band = name.partition('band="')[2].partition('"')[0]
+            held[band] = held.get(band, 0.0) + value
+        elif name.startswith("bandmaster:cached_units{"):
+            band = name.partition('band="')[2].partition('"')[0]
+            held[band] = held.get(band, 0.0) - value
+    return left | {f"units of {band}": value for band, value in held.items() if value}
