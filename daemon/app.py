@@ -1,8 +1,9 @@
 """App: one nursery of supervised actors, their boot and their end.
 
 Owns the wiring of the actors and the order in which they come and go. Must never outlive a failed actor: the first
-failure ends the epoch, every client gets its end, the failure is on disk, and the exit code says what it was.
-Invariant: the exit code is 0 only when the journal was closed with everything ended and synced.
+failure is kept on disk and ends this life, and the exit code says what it was. Invariants: the exit code is 0 only when
+the journal was closed with everything ended and synced; requests end with a life only where the ranks are given up
+(`LastLoss`), all others stand in the journal and go on in the next one.
 
     boot   journal -> gateway bound -> what was left -> engine, results, compaction, journal actor, observer, health
            -> epochs
@@ -28,7 +29,7 @@ from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from daemon.endpoints import FrontServer
 from daemon.engine import Engine
-from daemon.epochs import Epochs, LastLoss
+from daemon.epochs import OVER, Epochs, LastLoss
 from daemon.exits import DaemonError, Exit
 from daemon.gateway import Gateway
 from daemon.health import Health, Vitals
@@ -359,7 +360,7 @@ class Daemon:
         """The first signal is an order, each further one makes it faster."""
         async for number in signals:
             self._log.info("Signal", signal=signal.Signals(number).name, ending=self.engine.ending)
-            if self.engine.ending in ("stop", "fault"):
+            if self.engine.ending in OVER:
                 self._hurried = True
                 self.engine.hurry()
             elif number == signal.SIGTERM and not self.engine.ending:
@@ -370,7 +371,7 @@ class Daemon:
     # --- a failure
 
     def _fail(self, name: str, error: Exception) -> None:
-        """The first failure counts: keep it on disk, end the epoch, and with it the life."""
+        """The first failure counts: keep it on disk and end this life; see above for what becomes of the requests."""
         cause = root_cause(error)
         if self._failure is not None:
             self._log.error("FailedToo", actor=name, error=repr(cause))
@@ -379,10 +380,10 @@ class Daemon:
         expected = exit_code_of(cause) != Exit.INTERNAL  # its sentence says it all; the trace is in the crash file
         self._log.error("Failed", actor=name, error=str(cause), exc_info=None if expected else error)
         self._dump(name, error)
-        if name == "engine":
-            self._salvage(str(cause))
+        if isinstance(cause, LastLoss):
+            self.engine.fault(str(cause), cause.records)
         else:
-            self.engine.fault(str(cause), cause.records if isinstance(cause, LastLoss) else [])
+            self.engine.leave()
 
     def _dump(self, name: str, error: Exception) -> None:
         state: dict[str, Any] = {"life": self.life, "settings": recorded(self._settings)}
@@ -396,13 +397,6 @@ class Daemon:
             self._log.error("CrashFileFailed", error=str(second))
         else:
             self._log.error("CrashFile", path=str(path))
-
-    def _salvage(self, why: str) -> None:
-        self.observer.catch_up()
-        try:
-            self.engine.salvage(why)
-        except Exception as second:
-            self._log.error("SalvageFailed", error=repr(second), effect="front ends learn of the end by the silence")
 
     # --- the end
 

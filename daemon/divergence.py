@@ -16,6 +16,7 @@ from ipc.messages import Explained, OpTrace, StepTrace
 from journal.records import Divergence
 
 NOTHING = "nothing"
+SAME = "the same in every op: what differs lies behind them, in counts or in the digest itself"
 
 
 class Parted(NamedTuple):
@@ -32,49 +33,34 @@ def diverged(mismatch: DigestMismatch, explained: Mapping[RankId, Explained], ep
     """The record of a divergence: its step, and the op and band where it began, as far as the ranks could say."""
     step, difference = mismatch.step, mismatch.difference
     traces = {rank: trace for rank, said in explained.items() if (trace := _of_step(said, step.seq)) is not None}
-    right = traces.get(difference.right)
-    left_rank, left = difference.left, None
-    if left_rank is None and right is not None:
-        left_rank = _agreeing(traces, difference.right, step.logical)
-    if left_rank is not None:
-        left = traces.get(left_rank)
-    return Divergence(
-        now_ns,
-        epoch,
-        step.seq,
-        difference.what,
-        "the daemon" if difference.left is None else _name(difference.left),
-        _name(difference.right),
-        *_parted(mismatch, left_rank, left, right),
-    )
+    left = difference.left
+    if left is None:  # the daemon moves no memory: a rank that did as it was told stands in for it
+        left = _agreeing(traces, difference.right, step.logical)
+    parted = _parted(mismatch, None if left is None else traces.get(left), traces.get(difference.right))
+    left_name, right_name = _name(difference.left), _name(difference.right)
+    return Divergence(now_ns, epoch, step.seq, difference.what, left_name, right_name, *parted)
 
 
 def in_words(record: Divergence) -> str:
     """One sentence for the log and for health."""
-    where = f"op {record.op} ({record.kind}) in band {record.band}" if record.op >= 0 else "no single op"
+    where = f"op {record.op} ({record.kind}) in band {record.band or '-'}" if record.op >= 0 else "in no single op"
     return (
-        f"{record.what} digests differ first at step {record.seq}, {where}: {record.left} did {record.left_did}, "
+        f"{record.what} digests differ first at step {record.seq}, {where}: {record.left} did {record.left_did}; "
         f"{record.right} did {record.right_did}"
     )
 
 
-def _parted(
-    mismatch: DigestMismatch, left_rank: RankId | None, left: StepTrace | None, right: StepTrace | None
-) -> Parted:
-    difference = mismatch.difference
-    if difference.what == "sampled":
-        return Parted(-1, "forward", "", f"told {difference.words[0]}", f"sampled {difference.words[1]}")
+def _parted(mismatch: DigestMismatch, left: StepTrace | None, right: StepTrace | None) -> Parted:
+    what, words = mismatch.difference.what, mismatch.difference.words
+    if what == "sampled":
+        return Parted(-1, "Forward", "", *words)
     if right is None:
-        return Parted(-1, "", "", *_silent(difference.words[0], difference.words[1]))
+        return Parted(-1, "", "", words[0], f"{words[1]}, and did not say what it did")
     if left is not None:
         return _compare(left.ops, right.ops)
-    if difference.left is None and left_rank is None:
-        return _against_step([type(op).__name__ for op in mismatch.step.ops], right)
-    return Parted(-1, "", "", *_silent(difference.words[0], difference.words[1]))
-
-
-def _silent(left: str, right: str) -> tuple[str, str]:
-    return f"({left}; it did not say what)", f"({right}; it did not say what)"
+    told = ", ".join(type(op).__name__ for op in mismatch.step.ops) or NOTHING
+    done = ", ".join(f"{trace.kind} {trace.band} {trace.effects}" for trace in right.ops) or NOTHING
+    return Parted(-1, "", "", f"{words[0]} from {told}", f"{words[1]} from {done}")
 
 
 def _of_step(explained: Explained, seq: int) -> StepTrace | None:
@@ -82,9 +68,9 @@ def _of_step(explained: Explained, seq: int) -> StepTrace | None:
 
 
 def _agreeing(traces: Mapping[RankId, StepTrace], wrong: RankId, logical: bytes) -> RankId | None:
-    """A rank that did what the daemon wanted, best of the same stage."""
-    good = [rank for rank, trace in traces.items() if rank != wrong and trace.logical == logical]
-    return min(good, key=lambda rank: (rank[0] != wrong[0], rank), default=None)
+    """A rank of the same stage that agrees with the daemon: only there the effects can be equal."""
+    good = (rank for rank, trace in traces.items() if rank[0] == wrong[0] and trace.logical == logical)
+    return min((rank for rank in good if rank != wrong), default=None)
 
 
 def _compare(left: list[OpTrace], right: list[OpTrace]) -> Parted:
@@ -92,26 +78,11 @@ def _compare(left: list[OpTrace], right: list[OpTrace]) -> Parted:
         if one == other:
             continue
         shown = one or other
-        return Parted(
-            shown.index,
-            shown.kind,
-            shown.band,
-            one.effects if one is not None else NOTHING,
-            other.effects if other is not None else NOTHING,
-        )
-    return Parted(-1, "", "", *("the same in every op: what lies behind the ops differs",) * 2)
+        assert shown is not None
+        left_did = one.effects if one is not None else NOTHING
+        return Parted(shown.index, shown.kind, shown.band, left_did, other.effects if other is not None else NOTHING)
+    return Parted(-1, "", "", SAME, SAME)
 
 
-def _against_step(kinds: list[str], right: StepTrace) -> Parted:
-    """No rank agrees with the daemon: the step as it was sent is all there is to compare with."""
-    told = [(index, kind) for index, kind in enumerate(kinds)]
-    done = list(dict.fromkeys((trace.index, trace.kind) for trace in right.ops))
-    for one, other in zip_longest(told, done):
-        if one is None or other is None or (one[0], one[1].lower()) != (other[0], other[1].lower().replace("_", "")):
-            index, kind = one or other or (-1, "")
-            return Parted(index, kind, "", one[1] if one else NOTHING, other[1] if other else NOTHING)
-    return Parted(-1, "", "", "what the step says", "the same ops: units, counts or the digest itself differ")
-
-
-def _name(rank: RankId) -> str:
-    return f"rank {rank[0]}.{rank[1]}"
+def _name(rank: RankId | None) -> str:
+    return "the daemon" if rank is None else f"rank {rank[0]}.{rank[1]}"

@@ -32,7 +32,7 @@ from journal.writer import JournalWriter
 
 FINISH_WAIT_S = 2.0  # how long an ordered end waits for the reports of steps in flight
 
-Noted = Digested | Readied | Divergence  # records that nothing is fed
+Noted = Digested | Readied | Divergence | Snapshotted  # records that nothing is fed
 Taken = Input | Collated | Noted
 
 
@@ -72,6 +72,22 @@ class JournalWaker(Protocol):
         """Records were written; `urgent`: an acceptance waits for them to be on disk."""
 
 
+class SnapshotSink(Protocol):
+    """Who makes snapshots: the snapshot keeper."""
+
+    def flushed(self) -> None:
+        """An iteration was written."""
+
+    def stepped(self, step: Step, sequence: int, core: Any) -> None:
+        """A step that asks for a snapshot was appended as record `sequence`; nothing was fed since."""
+
+    def collated(self, item: Collated) -> None:
+        """A step is complete over its ranks."""
+
+    def epoch_changed(self) -> None:
+        """An epoch began or ended."""
+
+
 class CoreFailed(DaemonError):
     """The core raised: an invariant is broken and nothing it says can be trusted any more."""
 
@@ -96,9 +112,10 @@ class Engine:
         gateway: ReplySink,
         journal: JournalWaker,
         drain_timeout_s: float,
+        snapshots: SnapshotSink | None = None,
     ) -> None:
         self.core = core
-        self.ending = ""  # the order being carried out: drain, stop or fault
+        self.ending = ""  # the order being carried out: drain, stop or fault; or failed
         self.epoch = 0  # the one that runs; 0 while none does
         self.sent_seq = 0
         self.reported_seq = 0
@@ -112,6 +129,7 @@ class Engine:
         self._results = results
         self._gateway = gateway
         self._journal = journal
+        self._snapshots = snapshots
         self._drain_timeout_ns = int(drain_timeout_s * NS_PER_S)
         self._newest_epoch = 1  # that began, or is about to
         self._orders: deque[Taken] = deque()  # they overtake the mailbox
@@ -161,11 +179,16 @@ class Engine:
 
     def fault(self, why: str, records: Sequence[Digested | Divergence] = ()) -> None:
         """Nothing can go on: record what the ranks said last, end the epoch and with it every request."""
-        if self.ending == "fault":
+        if self.ending in ("fault", "failed"):
             return
         self.ending, self._drain_until_ns = "fault", None
         self._orders.extend(records)
-        self.order(self._last_input(why))
+        self.order(EpochEnded(self._clock.now_ns(), self._newest_epoch, why))
+
+    def leave(self) -> None:
+        """Something failed that is no request's end: take nothing more, all of them go on in the next life."""
+        self.ending = "failed"
+        self._wake()
 
     def live(self) -> int:
         """Requests that would be lost if the daemon ended now."""
@@ -177,9 +200,6 @@ class Engine:
         self.stop()
         self._wake()
 
-    def _last_input(self, why: str) -> Input:
-        return EpochEnded(self._clock.now_ns(), self._newest_epoch, why)
-
     def _wake(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
@@ -189,7 +209,9 @@ class Engine:
     async def run(self) -> None:
         """Iterate until an order to end was carried out; raises CoreFailed, or DaemonError when the disk is lost."""
         while not self._finished():
-            await self.iterate(await self._gather())
+            items = await self._gather()
+            if self.ending != "failed":
+                await self.iterate(items)
 
     @property
     def in_flight(self) -> int:
@@ -197,6 +219,8 @@ class Engine:
         return self.sent_seq - self.reported_seq
 
     def _finished(self) -> bool:
+        if self.ending == "failed":
+            return True
         if not self.ending or self._orders or self.live():
             return False
         if self._mailbox.statistics().current_buffer_used and self.ending != "fault":
@@ -280,6 +304,8 @@ class Engine:
             return
         self._writer.append_all(item.digests)
         self.reported_seq = item.reported.seq
+        if self._snapshots is not None:
+            self._snapshots.collated(item)
         seen.collated.append(item)
         self._feed(item.reported, seen, steps)
 
@@ -295,6 +321,8 @@ class Engine:
         self._writer.append_all(outputs.decisions)
         if outputs.step is not None:
             steps.append(self._append_step(outputs.step))
+            if outputs.step.snapshot and self._snapshots is not None:
+                self._snapshots.stepped(outputs.step, self._writer.last_sequence, self.core)
         self._wants_tick, self._due_ns = outputs.wants_tick, outputs.due_ns
         if isinstance(item, EpochEnded):
             self.epoch, self.sent_seq, self.reported_seq = 0, 0, 0
@@ -319,6 +347,8 @@ class Engine:
                 await trio.to_thread.run_sync(self._writer.sync)
         except JournalFailed as error:
             raise DaemonError(Exit.JOURNAL, f"the journal cannot be written, nothing more was sent: {error}") from error
+        if self._snapshots is not None:
+            self._snapshots.flushed()
         seen.sequence = self._writer.last_sequence
         self._journal.written(urgent=any(isinstance(reply.message, Accepted) for reply in seen.replies()))
 
@@ -344,17 +374,3 @@ class Engine:
         totals = {name: count for name, count in gauges.items() if name.endswith("_total")}
         self._writer.append(Closed(self._clock.now_ns(), why, totals, self.core.state_digest()))
         self._writer.flush()
-
-    def salvage(self, why: str) -> None:
-        """After `run` raised: record the end of the epoch and give every client its end, as far as that still works.
-
-        The core or the disk may be what failed, so this may raise again; front ends then learn of it by the silence.
-        """
-        seen = Iteration(self._clock.now_ns())
-        self._feed(self._last_input(why), seen, [])
-        try:
-            self._writer.flush()
-        finally:  # a client must learn that its request is over even when the disk cannot
-            seen.sequence = self._writer.last_sequence
-            self._deliver(seen)
-            self._observed.send_nowait(seen)  # the caller has made room

@@ -27,6 +27,8 @@ from daemon.restarts import Restarts
 from daemon.results import Collator, DigestMismatch, ResultProcessor
 from journal.records import Digested, Divergence, Readied
 
+OVER = ("stop", "fault", "failed")  # ends of the engine after which no epoch is needed
+
 
 class LastLoss(DaemonError):
     """A loss that no other epoch follows; `records` are to stand in the journal before the end."""
@@ -111,7 +113,7 @@ class Epochs:
             progressed = self._running and self._engine.reported_seq > 0
             pause_s = self._lose(loss, progressed)
             await self._ranks.end(str(loss.error))
-            if self._engine.ending in ("stop", "fault"):
+            if self._engine.ending in OVER:
                 return
             await trio.sleep(pause_s)
 
@@ -156,9 +158,9 @@ class Epochs:
             live_requests=self._engine.live(),
         )
         pause_s = 0.0
-        if self._engine.ending not in ("stop", "fault"):
+        if self._engine.ending not in OVER:
             pause_s = self._pause_s(loss.error, progressed, records)
-        if began and self._engine.ending != "fault":
+        if began and self._engine.ending not in ("fault", "failed"):
             self._engine.end_epoch(self.number, self.last_loss, records)
         return pause_s
 

@@ -27,10 +27,10 @@ class Exit(IntEnum):
 EXIT_TEXT: dict[Exit, str] = {
     Exit.CLEAN: "stopped in order: every accepted request has its end, the journal is closed",
     Exit.INTERNAL: "an actor of the daemon failed, its trace is in `logs/crash-ACTOR.txt` of the run directory; or its "
-    "loop hung, and all stacks are in `logs/hang.txt`",
+    "loop hung, and all stacks are in `logs/hang.txt`; requests go on in the next life",
     Exit.USAGE: "a setting or argument was refused; nothing was started",
-    Exit.RANK: "a rank died, froze, failed or disagreed; every request ended with reason fault",
-    Exit.JOURNAL: "the journal is damaged, busy or could not be written",
+    Exit.RANK: "ranks were lost more often than `--epoch-restarts-max` allows; every request ended with reason fault",
+    Exit.JOURNAL: "the journal is damaged, busy or could not be written; requests go on in the next life",
     Exit.IN_USE: "the run directory belongs to processes that are alive; they are named",
     Exit.BOOT: "the ranks did not become ready in time or could not agree",
     Exit.CHILD: "a supervised process ended when nobody had asked it to",

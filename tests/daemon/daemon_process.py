@@ -30,15 +30,15 @@ PATIENCE_S = 30
 class DaemonProcess:
     """One `python -m daemon`; `code` waits for its exit code."""
 
-    def __init__(self, run_dir: Path, *flags: str, delay_us: int = 0) -> None:
+    def __init__(self, run_dir: Path, *flags: str, delay_us: int = 0, environ: dict[str, str] | None = None) -> None:
         self.run_dir = run_dir
         command = [sys.executable, "-m", "daemon", "--run-dir", str(run_dir), "--rank-runner", "modeled"]
         command += ["--rank-option", f"delay_us={delay_us}", "--log-format", "json", *flags]
-        environ = {name: text for name, text in os.environ.items() if not name.startswith("BANDMASTER_")}
+        own = {name: text for name, text in os.environ.items() if not name.startswith("BANDMASTER_")}
         self.output = run_dir.with_suffix(".out")
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environ, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+                command, cwd=ROOT, env=own | (environ or {}), stdout=output, stderr=output, stdin=subprocess.DEVNULL
             )
 
     def send(self, number: int) -> None:
@@ -67,12 +67,18 @@ class DaemonProcess:
 
 @contextlib.asynccontextmanager
 async def running(
-    run_dir: Path, *flags: str, delay_us: int = 0, lost_after_s: float = 5.0
+    run_dir: Path,
+    *flags: str,
+    delay_us: int = 0,
+    lost_after_s: float = 5.0,
+    return_within_s: float = 0.0,
+    environ: dict[str, str] | None = None,
 ) -> AsyncIterator[tuple[DaemonProcess, DaemonClient]]:
-    """A ready daemon and a connected client."""
-    daemon = DaemonProcess(run_dir, *flags, delay_us=delay_us)
+    """A ready daemon and a connected client, whose streams wait so long for a daemon that is gone."""
+    daemon = DaemonProcess(run_dir, *flags, delay_us=delay_us, environ=environ)
     try:
-        async with DaemonClient(f"ipc://{run_dir}/front.sock", "fe", lost_after_s=lost_after_s) as client:
+        waits = {"lost_after_s": lost_after_s, "return_within_s": return_within_s}
+        async with DaemonClient(f"ipc://{run_dir}/front.sock", "fe", **waits) as client:
             await client.wait_connected(PATIENCE_S)
             yield daemon, client
     finally:

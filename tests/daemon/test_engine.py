@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import trio
+import trio.testing
 
 from allocator.columns import pack_i32
 from allocator.geometry import Geometry
@@ -137,30 +139,59 @@ async def test_a_core_that_raises_leaves_its_inputs_on_disk() -> None:
     assert caught.value.code == Exit.INTERNAL
     assert kinds(bench) == [Kind.EPOCH_BEGAN, Kind.ACKNOWLEDGED, Kind.STEPPED, Kind.CONTROLLED]
     assert "step" not in bench.names()
-    bench.engine.salvage("broken")
-    assert isinstance(bench.core.fed[-1], EpochEnded)
-    assert kinds(bench)[-1] == Kind.EPOCH_ENDED, "the end of the epoch is recorded where that still works"
 
 
 async def test_what_was_said_before_the_core_failed_is_told() -> None:
-    """An end that stands in the journal reaches the gateway and the observer, in front of what the salvage ends."""
+    """An end that stands in the journal reaches the gateway and the observer."""
     ended = Reply(0, Finished("a", 0, 1, "abort", "", 1, 0))
-    lost = Reply(0, Finished("b", 0, 2, "fault", "", 1, 0))
-    table = {Acknowledged: lambda _: Outputs(replies=[ended]), EpochEnded: lambda _: Outputs(replies=[lost])}
 
     def answer(item: Input) -> Outputs:
         assert not isinstance(item, Controlled), "broken"
-        return script(table)(item)
+        return script({Acknowledged: lambda _: Outputs(replies=[ended])})(item)
 
     bench = Bench(answer)
     with pytest.raises(CoreFailed):
         await bench.engine.iterate([BEGAN, acknowledged(), Controlled(4, "drain")])
     assert bench.names() == ["write", "written", "deliver"], "told once it is written"
-    bench.engine.salvage("broken")
-    told = [reply for name, value in bench.events if name == "deliver" for reply in value[0].replies]
-    assert told == [ended, lost]
     bench.engine._observed.close()
-    assert [reply async for seen in bench.observed for reply in seen.replies()] == [ended, lost]
+    assert [reply async for seen in bench.observed for reply in seen.replies()] == [ended]
+
+
+async def test_a_failure_elsewhere_takes_nothing_more() -> None:
+    """`leave` ends the loop at once: what waits in the mailbox and in orders is neither written nor fed, none ends."""
+    bench = Bench(script({}))
+    bench.core.live = 3
+    await bench.engine.iterate([BEGAN])
+    bench.events.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.engine.run)
+        await trio.testing.wait_all_tasks_blocked()
+        bench.send.send_nowait(acknowledged())
+        bench.engine.order(Controlled(4, "flush_cache"))
+        bench.engine.leave()
+        bench.engine.fault("later", [])
+    assert bench.names() == []
+    assert bench.core.fed == [BEGAN]
+
+
+async def test_an_epoch_that_ends_is_followed_by_another() -> None:
+    """Between the two nothing is in flight, reports of the old one are not taken, and steps count from 1 again."""
+    table = {Ticked: lambda item: Outputs(step=step(1))}
+    bench = Bench(script(table))
+    await bench.engine.iterate([BEGAN])
+    bench.engine._wants_tick = True
+    await bench.engine.iterate([])
+    assert (bench.engine.sent_seq, bench.engine.in_flight) == (1, 1)
+    record = Digested(1, 1, 0, 0, b"a" * 16, b"b" * 16, b"")
+    bench.engine.end_epoch(1, "rank 0.0 was killed", [record])
+    late = Collated([record], Reported(5, 1, 1, b"", b"", b"", []))
+    await bench.engine.iterate([*bench.engine._orders, late])
+    assert (bench.engine.epoch, bench.engine.in_flight) == (0, 0)
+    assert isinstance(bench.core.fed[-1], EpochEnded)
+    assert bench.core.fed[-1].recovers
+    assert kinds(bench)[-2:] == [Kind.DIGESTED, Kind.EPOCH_ENDED]
+    await bench.engine.iterate([msgspec.structs.replace(BEGAN, epoch=2)])
+    assert (bench.engine.epoch, bench.engine.sent_seq) == (2, 0)
 
 
 async def test_one_failed_write_costs_nothing() -> None:
