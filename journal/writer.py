@@ -123,6 +123,8 @@ class JournalWriter:
         self._written_through = start.sequence
         self._synced = _Mark(start.sequence, start.crc)
         self._life_first = start.sequence + 1
+        self._life_bytes = 0
+        self._leave = False  # the segment is to be left, full or not
         self._attempt = 0
         self._broken = ""  # why the current file must not be written again
         self._rotation_error = ""
@@ -166,6 +168,16 @@ class JournalWriter:
         return bool(self._written) and (not self._lazy() or bool(self._broken) or self._full())
 
     @property
+    def life_bytes(self) -> int:
+        """Bytes of all records that were appended in this life."""
+        return self._life_bytes
+
+    @property
+    def journal_id(self) -> bytes:
+        """The journal's name."""
+        return self._current.header.journal_id
+
+    @property
     def storage(self) -> Storage:
         """The disk that the journal is on, for readers."""
         return self._storage
@@ -194,6 +206,7 @@ class JournalWriter:
         flags = frame.MAY_SKIP if kind in MAY_SKIP else 0
         data, self._crc = frame.encode(sequence, kind, flags, self._synced.sequence, self._crc, payload)
         self._appended.append(data)
+        self._life_bytes += len(data)
         self._sequence = sequence
         return sequence
 
@@ -258,15 +271,19 @@ class JournalWriter:
 
     # --- the worker's side ---------------------------------------------------------------------------------------
 
-    def sync(self) -> None:
+    def leave_segment(self) -> None:
+        """Go on in a new segment at the next sync that finds records: what stands before it can then be trimmed."""
+        self._leave = True
+
+    def sync(self, at_once: bool = False) -> None:
         """Make everything written durable and leave the segment when it is full. Blocks on the disk.
 
-        A failed fsync is followed by a new segment that takes all unsynced records and is synced in turn. Raises
+        With policy `os` much must be held before it does, unless `at_once` is asked. A failed fsync is followed by a new segment that takes all unsynced records and is synced in turn. Raises
         JournalFailed when that fails too; `synced_through` then stays where it was.
         """
         with self._sync_mutex:
             full = self._full()
-            if self._lazy() and not (full or self._broken or self._closed):
+            if self._lazy() and not (at_once or full or self._broken or self._closed):
                 return
             self._sync_current()
             if self._broken:
@@ -283,7 +300,7 @@ class JournalWriter:
 
     def _full(self) -> bool:
         """The segment is to be left."""
-        return self._current.written_bytes >= self._settings.segment_bytes
+        return self._leave or self._current.written_bytes >= self._settings.segment_bytes
 
     def _sync_current(self) -> None:
         """fsync what was written when the call began, then move the mark over it and let it go."""
@@ -324,7 +341,7 @@ class JournalWriter:
         except (JournalFailed, OSError) as error:
             self._rotation_error = f"leaving {old.name}: {error}"
         else:
-            self._rotation_error = ""
+            self._rotation_error, self._leave = "", False
 
     def _switch(self, unsent: bool = False) -> None:
         """Go on in a new segment that holds every frame since the synced mark; with `unsent`, those held back too.
