@@ -112,7 +112,6 @@ class Kind(IntEnum):
     TICKED = 28
     JOURNAL_DEGRADED = 29
     ACKNOWLEDGED = 30
-    ABANDONED = 31
     RECOVERED = 32
     STEPPED = 64
     DECIDED = 65
@@ -140,7 +139,6 @@ PAYLOADS: dict[Kind, type[msgspec.Struct]] = {
     Kind.TICKED: inputs.Ticked,
     Kind.JOURNAL_DEGRADED: inputs.JournalDegraded,
     Kind.ACKNOWLEDGED: inputs.Acknowledged,
-    Kind.ABANDONED: inputs.Abandoned,
     Kind.RECOVERED: inputs.Recovered,
     Kind.STEPPED: Step,
     Kind.DECIDED: outputs.Decided,

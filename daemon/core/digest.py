@@ -69,6 +69,7 @@ def _scalars(core: CoreState) -> list[Any]:
         core.queue_moved_ns,
         core.admit_interval_ns,
         core.draining,
+        core.snapshot_wanted,
         core.degraded,
         core.facts,
         core.running_max,

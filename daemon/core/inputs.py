@@ -139,14 +139,6 @@ class JournalDegraded(msgspec.Struct, tag=True, array_like=True, frozen=True):
     what: str
 
 
-class Abandoned(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Requests that an earlier life of the daemon accepted and did not end: their numbers, and the next free number."""
-
-    now_ns: int
-    requests: list[int]
-    next_request: int
-
-
 class RecoveredChoice(msgspec.Struct, array_like=True, frozen=True):
     """One choice of a recovered group: its output so far (int64 column), and its end if it has one.
 
@@ -210,7 +202,6 @@ Input = (
     | EpochEnded
     | Controlled
     | JournalDegraded
-    | Abandoned
     | Recovered
     | Ticked
 )

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from allocator.checks import Checks
 from allocator.errors import InvariantBroken
 from daemon.core import caching, deadlines, epochs, gauges, inputs, lives, relief
@@ -65,7 +67,6 @@ class SchedulerCore:
             inputs.EpochEnded: lambda item, out: epochs.ended(self._state, item, out),
             inputs.Controlled: self._controlled,
             inputs.JournalDegraded: self._journal_degraded,
-            inputs.Abandoned: self._abandoned,
             inputs.Recovered: lambda item, out: lives.recovered(self._state, item, out),
             inputs.Ticked: self._ticked,
         }
@@ -175,8 +176,13 @@ class SchedulerCore:
         if item.order == "flush_cache":
             self._flush_cache(item.now_ns, out)
             return
+        if item.order == "snapshot":
+            self._state.snapshot_wanted = True
+            return
         if item.order not in ("drain", "stop", "drain_expired"):
-            raise InvariantBroken("core.order", f"{item.order!r} is none of drain, stop, drain_expired, flush_cache")
+            raise InvariantBroken(
+                "core.order", f"{item.order!r} is none of drain, stop, drain_expired, flush_cache, snapshot"
+            )
         self._state.draining = True
         out.decisions.append(Decided(item.now_ns, Verdict.DRAINING, 0, item.order, {"live": self._state.live}))
         if item.order != "drain":
@@ -195,18 +201,6 @@ class SchedulerCore:
 
     def _journal_degraded(self, item: inputs.JournalDegraded, out: Outputs) -> None:
         self._state.degraded = "" if item.durable else (item.what or "unknown cause")
-
-    def _abandoned(self, item: inputs.Abandoned, out: Outputs) -> None:
-        core = self._state
-        if core.live or item.next_request < core.next_request:
-            raise InvariantBroken(
-                "core.abandoned", f"{core.live} live requests, next number {core.next_request} > {item.next_request}"
-            )
-        core.next_request = item.next_request
-        core.totals.abandoned += len(item.requests)
-        for number in sorted(item.requests):
-            numbers = {"abandoned": 1}
-            out.decisions.append(Decided(item.now_ns, Verdict.ENDED, number, EndReason.FAULT, numbers))
 
     def _flush_asked(self, item: inputs.FlushAsked, out: Outputs) -> None:
         if self._state.memory is not None and item.moves_max > 0:
@@ -229,8 +223,11 @@ class SchedulerCore:
             out.step = form(core, now_ns, out)
             core.blocked = out.step is None
             self._count_stall(out.step, now_ns, out)
-        if out.step is None and (flushed or self._owes_step()):
+        wanted = core.snapshot_wanted and self._bare_allowed()
+        if out.step is None and (flushed or wanted or self._owes_step()):
             out.step = bare_step(core)
+        if out.step is not None and core.snapshot_wanted:
+            out.step, core.snapshot_wanted = msgspec.structs.replace(out.step, snapshot=True), False
         if core.busy and not core.live and not core.in_flight:
             self._become_idle(now_ns, out)
 
@@ -282,7 +279,7 @@ class SchedulerCore:
         core = self._state
         if core.memory is None:
             return False
-        if core.flush_moves and self._bare_allowed():
+        if (core.flush_moves or core.snapshot_wanted) and self._bare_allowed():
             return True
         if core.in_flight >= self._in_flight_max():
             return False

@@ -53,7 +53,6 @@ class Totals:
     aborted: int = 0
     failed: int = 0
     repeated: int = 0
-    abandoned: int = 0
     recovered: int = 0
     requeued: int = 0
     resumed: int = 0
@@ -157,6 +156,7 @@ class CoreState:
         self.ended_bytes = 0  # of outputs and log probabilities kept of `ended_groups`
         self.measure: Memory | None = None  # what arrivals are priced by: the epoch's memory, or the last one's
         self.draining = False
+        self.snapshot_wanted = False  # the next step asks the ranks for their part of a snapshot
         self.degraded = ""
         self.reset_epoch()
 

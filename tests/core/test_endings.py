@@ -8,7 +8,6 @@ import pytest
 from allocator.errors import InvariantBroken
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
-from daemon.core.reasons import EndReason
 from tests.core.rank_double import geometry
 from tests.core.scenes import drive, stage
 from tests.core.world import World, facts
@@ -162,23 +161,6 @@ def test_an_epoch_begins_once_and_with_the_configured_page_size() -> None:
     other = World(SMALL, begin=False)
     with pytest.raises(InvariantBroken, match="page size"):
         other.core.feed(inputs.EpochBegan(0, 1, geometry(8, page_size=16), facts()))
-
-
-def test_abandoned_requests_end_as_fault_and_numbers_go_on() -> None:
-    """Each request of an earlier life gets its one terminal decision; numbers are never used twice."""
-    world = World(SMALL, begin=False)
-    out = world.feed(inputs.Abandoned(0, [7, 3, 5], 9))
-    assert [(decision.verdict, decision.request, decision.reason) for decision in out.decisions] == [
-        ("ended", 3, EndReason.FAULT),
-        ("ended", 5, EndReason.FAULT),
-        ("ended", 7, EndReason.FAULT),
-    ]
-    world.begin()
-    world.send("r", 3)
-    assert world.clients["fe", "r"].accepted.first_request == 9
-    with pytest.raises(InvariantBroken):
-        world.core.feed(inputs.Abandoned(0, [], 20))
-    world.run()
 
 
 @pytest.mark.parametrize(

@@ -206,10 +206,10 @@ def test_a_request_that_still_lives_is_told_to_the_journals_end(
     assert "all 1 row are taken" in out
 
 
-def test_a_request_of_a_life_that_was_killed_ends_in_the_next(
+def test_a_request_of_a_life_that_was_killed_goes_on_in_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The next life names what it found unfinished; the story goes on over the border and ends there."""
+    """The next life names what it took over; the story goes on over the border."""
     first = JournalWorld(DiskStorage(tmp_path / "journal"), 2)
     for _ in range(40):
         first.iterate()
@@ -220,7 +220,7 @@ def test_a_request_of_a_life_that_was_killed_ends_in_the_next(
     second.writer.close()
     code, out, _ = why(tmp_path, capsys, "--request", str(number))
     assert code == 0
-    assert out.splitlines()[-1].endswith("ended: fault: an earlier life of the daemon had accepted and not ended it")
+    assert any("taken over from an earlier life with " in line for line in out.splitlines())
 
 
 def test_what_is_not_there_is_a_usage_error_that_says_what_is(
@@ -428,6 +428,18 @@ TOLD: dict[Verdict, tuple[Decided, str]] = {
         "ended: length (the output reached its token limit or the model's length); 7 of its output tokens delivered, "
         "retracted 1 time; 9 ms after it came",
     ),
+    Verdict.REQUEUED: (
+        Decided(0, "requeued", 4, "epoch", {"epoch": 2, "tokens": 1500, "output_tokens": 7}),
+        "waits again: epoch 2 ended; 1,500 tokens to compute again, 7 of output kept",
+    ),
+    Verdict.RECOVERED: (
+        Decided(0, "recovered", 4, "", {"output_tokens": 7, "retractions": 2}),
+        "taken over from an earlier life with 7 output tokens, retracted 2 times",
+    ),
+    Verdict.RESUMED: (
+        Decided(0, "resumed", 4, "adopted", {"held_tokens": 9, "output_tokens": 7, "confirmed_tokens": 5}),
+        "its client came back with 9 output tokens, of which the journal has 5: it goes on behind them, not behind 7",
+    ),
     Verdict.STALLED: (
         Decided(0, "stalled", 0, "livelock: rows: park", {"live": 2}),
         "nothing could be scheduled: livelock: rows: park; live 2",
@@ -474,11 +486,9 @@ def test_a_retraction_for_priority_tells_whose() -> None:
 
 @pytest.mark.parametrize("reason", list(EndReason))
 def test_every_end_has_its_sentence(reason: EndReason) -> None:
-    """Each end reason is explained; one of an earlier life says so."""
+    """Each end reason is explained."""
     numbers = {"prompt_tokens": 5, "output_tokens": 7, "retractions": 0, "age_ms": 9}
     assert sentence(Decided(0, "ended", 4, reason, numbers), BANDS).startswith(f"ended: {reason.value} (")
-    left = sentence(Decided(0, "ended", 4, reason, {"abandoned": 1}), BANDS)
-    assert left == f"ended: {reason.value}: an earlier life of the daemon had accepted and not ended it"
 
 
 WAITED = {

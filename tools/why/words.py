@@ -152,10 +152,27 @@ def _is_band(name: str) -> bool:
 def _ended(told: Decided, bands: Bands) -> str:
     n = told.numbers
     text = END_TEXT[EndReason(told.reason)]
-    if "abandoned" in n:
-        return f"ended: {told.reason}: an earlier life of the daemon had accepted and not ended it"
     counts = f"{n['output_tokens']:,} of its output tokens delivered, retracted {units(n['retractions'], 'time')}"
     return joined(f"ended: {told.reason} ({text})", counts, f"{n['age_ms']:,} ms after it came")
+
+
+def _requeued(told: Decided, bands: Bands) -> str:
+    n = told.numbers
+    again = f"{n['tokens']:,} tokens to compute again, {n['output_tokens']:,} of output kept"
+    return f"waits again: epoch {n['epoch']} ended; {again}"
+
+
+def _recovered(told: Decided, bands: Bands) -> str:
+    n = told.numbers
+    had = units(n["output_tokens"], "output token")
+    return f"taken over from an earlier life with {had}, retracted {units(n['retractions'], 'time')}"
+
+
+def _resumed(told: Decided, bands: Bands) -> str:
+    n = told.numbers
+    came = f"its client came back with {units(n['held_tokens'], 'output token')}"
+    known = f"of which the journal has {n['confirmed_tokens']:,}"
+    return f"{came}, {known}: it goes on behind them, not behind {n['output_tokens']:,}"
 
 
 def _refused(told: Decided, bands: Bands) -> str:
@@ -198,6 +215,9 @@ SENTENCES: dict[str, Callable[[Decided, Bands], str]] = {
     Verdict.UNPARKED: lambda told, bands: f"goes on with {units(told.numbers.get('tokens', 0), 'token')}",
     Verdict.RETRACTED: _retracted,
     Verdict.ENDED: _ended,
+    Verdict.REQUEUED: _requeued,
+    Verdict.RECOVERED: _recovered,
+    Verdict.RESUMED: _resumed,
     Verdict.STALLED: lambda told, bands: joined(f"nothing could be scheduled: {told.reason}", rest(told.numbers)),
     Verdict.DRAINING: _plain,
     Verdict.IDLE: _plain,
