@@ -49,7 +49,7 @@ class Ours:
             threads=options.threads,
             options={"model_impl": options.model_impl, "host_kernels": options.host_kernels},
         )
-        self._driver = Driver(settings, TorchRunner(settings, 0, 0))
+        self._driver = Driver(settings, TorchRunner(settings))
         self.versions = self._driver.prepared.versions
         self.vocab_size = self._driver.prepared.facts.vocab_size
 

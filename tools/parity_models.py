@@ -164,7 +164,7 @@ def run_family(family: Family) -> Result:
         settings = _settings(family, one)
         key = (one.page_size, settings.checkpoint_interval)
         if key not in runners:
-            runner = TorchRunner(settings, 0, 0)
+            runner = TorchRunner(settings)
             runners[key] = (runner, runner.prepare())
         has_state = any(band.kind == "state" for band in runners[key][1].geometry.bands)
         _run_engine(family, one, settings, *runners[key], result)

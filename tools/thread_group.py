@@ -79,6 +79,10 @@ class ThreadGroup:
         assert not self.layout.last, "the last stage has no next one"
         self._world.queues[self.layout.stage][self.layout.rank].put(tensor.clone())
 
+    def expect_previous(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """What is sent waits in the queue."""
+        assert not self.layout.first, "the first stage has no previous one"
+
     def receive_previous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Take what the previous stage sent next."""
         assert not self.layout.first, "the first stage has no previous one"

@@ -89,14 +89,20 @@ class PhysicalChain:
                 for band in self._stored:
                     band.use_over(use)
 
-    def apply(self, ops: list[Op]) -> list[Effect]:
-        """Applies the step's ops in order; effects to execute in order."""
+    def apply(self, ops: list[Op], ends: list[int] | None = None) -> list[Effect]:
+        """Applies the step's ops in order; effects to execute in order.
+
+        `ends` gets how many effects there are before the first op (waits of the launch before) and after each.
+        """
         self._steps.require_open("apply")
         if self._effects is not None:
             self.checks.broken("chain.step_order", f"the ops of step {self._steps.seq} were applied already")
         effects: list[Effect] = []
+        places = [] if ends is None else ends
+        places.append(len(self._late))
         for op in ops:
             effects += self._apply(op)
+            places.append(len(self._late) + len(effects))
         assert self._effects is None, "ops change nothing twice"
         self._effects = self._late + effects
         self._late = []

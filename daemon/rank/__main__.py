@@ -1,8 +1,8 @@
-"""`python -m daemon.rank`: one rank process, started by the daemon.
+"""`python -m daemon.rank`: one rank process for one epoch, started by the daemon or by `bandmaster rank`.
 
-Owns arguments, logging and the exit code. The token that proves who started it comes in BANDMASTER_RANK_TOKEN, so that
-it is in no process list. SIGINT is left to the daemon: a terminal's Ctrl-C reaches the whole group, and the daemon
-decides how its ranks end.
+Owns arguments, keys, logging and the exit code. The token that proves who started it comes in BANDMASTER_RANK_TOKEN, so
+that it is in no process list. It is killed when its parent dies, whatever it is doing. SIGINT is left to the daemon: a
+terminal's Ctrl-C reaches the whole group, and the daemon decides how its ranks end.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 import trio
 
 from daemon.exits import DaemonError
 from daemon.faults import Faults, planted
+from daemon.processes import die_with_parent
 from daemon.rank.errors import RankError
 from daemon.rank.faults import FaultyStream
 from daemon.rank.loop import EXIT_FAULT, Place, RankLoop
 from ipc.errors import IpcError
+from ipc.keys import load_client_keys
 from ipc.streams import RankStream
 
 TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"
@@ -49,25 +52,45 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--endpoint", required=True, help="where the daemon's rank socket is, as ipc:// or tcp://")
     parser.add_argument("--stage", type=int, default=0, help="pipeline stage")
     parser.add_argument("--rank", type=int, default=0, help="tensor rank within the stage")
+    add_connection(parser)
     parser.add_argument("--token", default="", help=f"token for Join; better given in {TOKEN_VARIABLE}")
     return parser.parse_args(argv)
 
 
-def open_stream(endpoint: str, place: Place, token: str, faults: Faults) -> RankStream:
-    """The stream to the daemon; one that does wrong where a fault asks for it."""
-    if not faults.at("step", "report"):
-        return RankStream(endpoint, stage=place.stage, rank=place.rank, token=token)
-    stream = FaultyStream(endpoint, stage=place.stage, rank=place.rank, token=token)
-    stream.faults = faults
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """The flags that say how to reach the daemon over tcp."""
+    parser.add_argument("--keys", default="", help="directory of CURVE keys (`bandmaster keys`), needed for tcp://")
+    parser.add_argument("--client", default="rank", help="whose key in that directory this rank uses [rank]")
+    parser.add_argument("--insecure", action="store_true", help="allow tcp:// without keys")
+
+
+def open_stream(arguments: argparse.Namespace, token: str, faults: Faults) -> RankStream:
+    """The stream to the daemon, one that does wrong where a fault asks for it; raises IpcError for keys or endpoint."""
+    keys = load_client_keys(Path(arguments.keys), arguments.client) if arguments.keys else None
+    kind = FaultyStream if faults.at("step", "report") else RankStream
+    stream = kind(
+        arguments.endpoint,
+        stage=arguments.stage,
+        rank=arguments.rank,
+        token=token,
+        keys=keys,
+        insecure=arguments.insecure,
+    )
+    if isinstance(stream, FaultyStream):
+        stream.faults = faults
     return stream
 
 
-async def serve(endpoint: str, place: Place, token: str, faults: Faults) -> int:
+async def serve(arguments: argparse.Namespace, token: str, faults: Faults) -> int:
     """Connect and serve one epoch; returns the exit code. What the stream refuses ends the rank with a logged line."""
     code = EXIT_FAULT
-    stream = open_stream(endpoint, place, token, faults)
     try:
-        code = await RankLoop(stream, place, faults).run()
+        stream = open_stream(arguments, token, faults)
+    except IpcError as error:
+        structlog.get_logger("rank").error("cannot connect", error=str(error))
+        return code
+    try:
+        code = await RankLoop(stream, Place(arguments.stage, arguments.rank), faults).run()
     except* (IpcError, RankError, trio.TooSlowError) as group:
         structlog.get_logger("rank").error("cannot go on", errors=[repr(error) for error in group.exceptions])
     finally:
@@ -76,7 +99,8 @@ async def serve(endpoint: str, place: Place, token: str, faults: Faults) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank; 0 after Stop, 1 after a fault, 3 when the daemon or the parent is gone."""
+    """Run one rank for one epoch; returns its exit code (`loop.EXIT_...`)."""
+    die_with_parent(signal.SIGKILL)
     arguments = parse(argv)
     place = Place(arguments.stage, arguments.rank)
     configure_logs(place)
@@ -87,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DaemonError as error:
         structlog.get_logger("rank").error("cannot go on", errors=[str(error)])
         return EXIT_FAULT
-    return trio.run(serve, arguments.endpoint, place, token, faults)
+    return trio.run(serve, arguments, token, faults)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from daemon.rank.compiled import choose_library
 from daemon.rank.compiled_attention import CompiledAttention
 from daemon.rank.device import Device, HostDevice
 from daemon.rank.errors import BadOption
+from daemon.rank.layout import SOLO, Layout, local_number, local_ranks
 from daemon.rank.paged_attention import HostAttention, LayerViews, PagedAttention
 from daemon.rank.runner import Launched, Outcome
 from daemon.rank.sampler import Limits, choose_on_host
@@ -44,6 +45,9 @@ class Backend(Protocol):
 
     def free_bytes(self) -> int:
         """Memory that an arena could take now."""
+
+    def sharing(self, layout: Layout) -> int:
+        """How many ranks take their arenas from these free bytes, by what the environment says of this machine."""
 
     def open_device(self, stage: StageGeometry) -> tuple[Device, Tensor]:
         """A device with a zeroed arena, and that arena's bytes as a uint8 tensor."""
@@ -94,6 +98,10 @@ class HostBackend:
         """Host memory that is available now."""
         return available_bytes()
 
+    def sharing(self, layout: Layout) -> int:
+        """All ranks on this host."""
+        return local_ranks(layout)
+
     def open_device(self, stage: StageGeometry) -> tuple[Device, Tensor]:
         """A device whose arena shares its bytes with the tensor."""
         data = host_bytes(stage.arena_bytes)
@@ -132,8 +140,8 @@ def host_bytes(size_bytes: int) -> Bytes8s:
     return np.frombuffer(region, dtype=np.uint8)
 
 
-def open_backend(asked: str) -> Backend:
-    """The backend that `asked` names; `auto` is a GPU where there is one. Raises BadOption otherwise."""
+def open_backend(asked: str, layout: Layout = SOLO) -> Backend:
+    """The backend that `asked` names, for a rank of a layout; `auto` is a GPU where there is one. Raises BadOption."""
     if asked not in DEVICES:
         raise BadOption(f"device={asked!r} is not one of {', '.join(DEVICES)}")
     if asked == "cuda" and not torch.cuda.is_available():
@@ -142,4 +150,4 @@ def open_backend(asked: str) -> Backend:
         return HostBackend()
     from daemon.rank.cuda import CudaBackend
 
-    return CudaBackend()
+    return CudaBackend(local_number(layout))

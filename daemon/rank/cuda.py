@@ -26,6 +26,7 @@ from allocator.columns import Int32s, Int64s
 from allocator.geometry import StageGeometry
 from daemon.rank.device import Device
 from daemon.rank.errors import StepRefused
+from daemon.rank.layout import Layout, local_ranks
 from daemon.rank.paged_attention import LayerViews, PagedAttention
 from daemon.rank.runner import Launched, Outcome
 from daemon.rank.sampler import Limits
@@ -246,27 +247,34 @@ class CudaLaunched:
 
 
 class CudaBackend:
-    """One CUDA GPU, the current one."""
+    """One CUDA GPU: ranks of a machine take its GPUs in turn."""
 
     library: HostLibrary | None = None  # of the host
     kernels = "triton"
 
-    def __init__(self) -> None:
-        self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self._streams = Streams(torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream())
+    def __init__(self, number: int = 0) -> None:
+        """`number`: the rank's place among those of this machine."""
+        self.torch_device = torch.device("cuda", number % torch.cuda.device_count())
+        with torch.cuda.device(self.torch_device):
+            self._streams = Streams(torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream())
 
     def choose_kernels(self, asked: str, dtype: torch.dtype) -> None:
-        """There is one form."""
+        """There is one form; the thread that computes is put on this GPU."""
+        torch.cuda.set_device(self.torch_device)
 
     def free_bytes(self) -> int:
         """Free memory of the GPU."""
-        return int(torch.cuda.mem_get_info()[0])
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
+    def sharing(self, layout: Layout) -> int:
+        """The ranks that were given this GPU too, when there are more ranks here than GPUs."""
+        return -(-local_ranks(layout) // torch.cuda.device_count())
 
     def open_device(self, stage: StageGeometry) -> tuple[Device, Tensor]:
         """A device with a zeroed arena on the GPU, before any of its streams uses it and after the last one's work."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.torch_device)
         data = torch.zeros(stage.arena_bytes, dtype=torch.uint8, device=self.torch_device)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.torch_device)
         return CudaDevice(self._streams, TritonUnits(stage, data)), data
 
     def attention(self, views: Mapping[int, LayerViews]) -> PagedAttention:

@@ -1,8 +1,12 @@
-"""Layout: where one rank stands among the stages and tensor ranks of its epoch. Plain data, without torch."""
+"""Layout: where one rank stands among the stages and tensor ranks of its epoch, and on its machine. Without torch."""
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
+
+from daemon.rank.errors import BadOption
+from ipc.messages import RankSettings
 
 
 class Layout(NamedTuple):
@@ -36,3 +40,35 @@ class Layout(NamedTuple):
 
 SOLO = Layout(0, 1, 0, 1)
 """The only rank."""
+
+
+def layout_of(settings: RankSettings, stage: int, rank: int) -> Layout:
+    """Where the rank that joined as (`stage`, `rank`) stands by these settings; raises BadOption."""
+    layout = Layout(stage, max(len(settings.stage_layers), 1), rank, settings.tensor_ranks)
+    if not (0 <= stage < layout.stages and 0 <= rank < layout.ranks):
+        raise BadOption(
+            f"stage {stage} rank {rank}: this daemon has {layout.stages} stages (--pp) of {layout.ranks} tensor ranks "
+            "(--tp); start as many ranks, and tell them the same --tp"
+        )
+    if layout.total > 1 and not settings.rendezvous:
+        raise BadOption(f"{layout.total} ranks without a place where they find each other; pass --rendezvous HOST:PORT")
+    return layout
+
+
+def local_ranks(layout: Layout) -> int:
+    """How many ranks share this machine: by LOCAL_WORLD_SIZE, which launchers set, else all."""
+    return _count("LOCAL_WORLD_SIZE", layout.total, low=1)
+
+
+def local_number(layout: Layout) -> int:
+    """This rank's place among those of its machine: by LOCAL_RANK, which launchers set, else among all."""
+    return _count("LOCAL_RANK", layout.number, low=0)
+
+
+def _count(variable: str, default: int, low: int) -> int:
+    text = os.environ.get(variable, "")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < low:
+        raise BadOption(f"{variable}={text!r} in the environment of this rank is no number from {low} on")
+    return int(text)

@@ -22,7 +22,7 @@ from daemon.rank.faults import faulty_runner
 from daemon.rank.runner import Prepared, Runner, open_runner
 from daemon.rank.step_worker import StepWorker
 from daemon.rank.work_thread import BeginWork, Begun, Diverged, Failed, Product, WorkThread
-from ipc.messages import Begin, Fault, Heartbeat, Hello, RankSettings, Ready, Report, Step, Stop
+from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, RankSettings, Ready, Report, Step, Stop
 from ipc.streams import RankStream
 
 HEARTBEAT_S = 1.0
@@ -32,6 +32,8 @@ FAULT_LINGER_S = 1.0  # after a Fault: time for it to leave the process; a Stop 
 EXIT_STOPPED = 0
 EXIT_FAULT = 1
 EXIT_ORPHANED = 3  # the daemon or the parent process is gone
+EXIT_AGAIN = 4  # stopped, and another epoch follows
+EXIT_NOT_JOINED = 5  # no daemon took this rank in
 
 log = structlog.get_logger("rank")
 
@@ -64,8 +66,12 @@ class RankLoop:
         self._thread = WorkThread(deliver)
 
     async def run(self) -> int:
-        """Serve one epoch; 0 after Stop, 1 after a Fault, 3 when orphaned."""
-        hello = await self._stream.join(os.getpid(), JOIN_TIMEOUT_S)
+        """Serve one epoch; the exit code is one of the EXIT_ numbers of this module."""
+        try:
+            hello = await self._stream.join(os.getpid(), JOIN_TIMEOUT_S)
+        except trio.TooSlowError:
+            log.error("not joined", within_s=JOIN_TIMEOUT_S)
+            return EXIT_NOT_JOINED
         log.info("joined", epoch=hello.epoch, model=hello.settings.model_name, runner=hello.settings.runner)
         self._thread.start()
         async with trio.open_nursery() as nursery:
@@ -80,7 +86,7 @@ class RankLoop:
 
     async def _serve(self, hello: Hello) -> None:
         self._settings = hello.settings
-        runner = open_runner(hello.settings, self._place.stage, self._place.rank)
+        runner = open_runner(hello.settings, *self._place, hello.epoch)
         if self._faults is not None:
             runner = faulty_runner(runner, self._faults)
         self._thread.put(runner)
@@ -99,8 +105,11 @@ class RankLoop:
                     self._thread.put(message)
                 case Begin():
                     self._thread.put(self._begin(message, runner))
+                case Explain():
+                    await self._stream.send(Explained(*self._place, self._thread.explain()))
                 case Stop():
-                    log.info("stopped", why=message.why, reported=self._reported)
+                    log.info("stopped", why=message.why, reported=self._reported, again=message.again)
+                    self._exit_code = EXIT_AGAIN if message.again else EXIT_STOPPED
                     return
                 case _:
                     raise StepRefused(f"unexpected {type(message).__name__} after Hello")

@@ -1,9 +1,9 @@
 """The generic model path: any supported decoder of `transformers`, with our attention, states and memory underneath.
 
-Owns the loading of a whole model and the ragged forward over it. Must never keep K/V or recurrent state of its own. The
-registered attention function receives a ragged batch as one sequence, [1, heads, T, d], stores K and V into the arena
-and attends over pages; the mixers of recurrent layers are replaced by ours (`mixers`). Invariant: what a layer stores
-is read from the tensors that its attention and its mixer are called with (`probe`).
+Owns the loading of a rank's part of a model and the ragged forward over it. Must never keep K/V or recurrent state of
+its own. The registered attention function receives a ragged batch as one sequence, [1, heads, T, d], stores K and V
+into the arena and attends over pages; the mixers of recurrent layers are replaced by ours (`mixers`). Invariant: what a
+layer stores is read from the tensors that its attention and its mixer are called with (`probe`).
 """
 
 from __future__ import annotations
@@ -17,31 +17,43 @@ from torch import Tensor
 from allocator.decl import Layer
 from daemon.rank.convert import quiet_transformers
 from daemon.rank.errors import UnsupportedModel
+from daemon.rank.group import Group, SoloGroup
 from daemon.rank.mixers.table import bind_mixers
 from daemon.rank.paged_attention import AttentionSpec, PagedAttention
 from daemon.rank.probe import Probe
 from daemon.rank.products import Product, can_pack
+from daemon.rank.shard.load import load_parts
+from daemon.rank.stages import StagePart, move, skeleton, whole
 from daemon.rank.states import States
 
 ATTENTION_NAME = "paged_arena"
 # Options of an attention call that change its result and are not implemented, unless they are None.
 UNKNOWN_OPTIONS = ("position_bias", "indices", "head_mask")
 PROBE_TOKENS = 16
+SOLO_GROUP = SoloGroup()
 # How far a token's logits may be from those in another batch, relative to their norm, by rounding alone.
 ALIKE = {torch.float32: 1e-2, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
 class Model(Protocol):
-    """A loaded model: what it stores per layer, and its forward."""
+    """A rank's part of a loaded model: what it stores per layer, and its forward."""
 
     name: str  # "native" or "generic"
     dtype: torch.dtype
-    layers: list[Layer]  # states on a grid of one token
+    layers: list[Layer]  # of the whole model, states on a grid of one token; those of other stages store nothing
+    hidden_size: int
+    hidden_dtype: torch.dtype  # of the hidden states between stages
+    split: str  # what tensor ranks share and what each has, in words
+    attending: set[int]  # layers whose attention heads are split over tensor ranks
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
+        self, x: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
     ) -> Tensor:
-        """Logits [len(wanted), vocab] at batch indexes `wanted` int64; `tokens`, `positions` int64[T]."""
+        """One stage of a ragged batch of T tokens; `positions` int64[T].
+
+        `x`: tokens int64[T] on the first stage, else hidden states [T, hidden size] of the stage before. Logits
+        [len(wanted), vocab] at batch indexes `wanted` int64 on the last stage, else hidden states [T, hidden size].
+        """
 
     def layer_work(self, batch: int) -> object:
         """Work of one real layer's size for `batch` tokens: what thread counts are measured with."""
@@ -96,25 +108,46 @@ def pack_linears(model: torch.nn.Module) -> None:
             module.weight = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
 
 
+def _none(name: str) -> bool:
+    """Every parameter is this rank's."""
+    return False
+
+
 class GenericModel:
     """A model definition of `transformers`, run on ragged batches."""
 
     name = "generic"
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group = SOLO_GROUP,
+        layers: range | None = None,
+    ) -> None:
+        """`layers`: those of this rank's stage, None for all."""
         quiet_transformers()
-        from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+        from transformers import AttentionInterface, AttentionMaskInterface
 
         AttentionInterface.register(ATTENTION_NAME, _attention)
         AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
         self.dtype = dtype
-        self._model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, local_files_only=True, attn_implementation=ATTENTION_NAME
-        ).eval()
-        self._model.to(device)
+        self._layout = group.layout
         self._device = device
+        stage = None if group.layout.stages == 1 else StagePart(skeleton(directory), layers, group.layout)
+        foreign = _none if stage is None else stage.foreign
+        self._model, sharding = load_parts(directory, dtype, ATTENTION_NAME, group.layout, foreign)
+        move(self._model, device)
         bind_mixers(self._model)
         pack_linears(self._model)
+        sharding.join(group)
+        self._run = whole(self._model) if stage is None else stage.bind(self._model)
+        self.split = sharding.described()
+        self.attending = sharding.attending
+        self.hidden_size = int(self._model.config.hidden_size)
+        self.hidden_dtype = dtype
+        group.meet("the weights are loaded")
         self.layers = self._probe()
 
     def _probe(self) -> list[Layer]:
@@ -122,12 +155,17 @@ class GenericModel:
         config = self._model.config
         probe, again = Probe(), Probe()
         index = torch.arange(PROBE_TOKENS, device=self._device)
-        tokens = 1 + index % (config.vocab_size - 1)
+        x = 1 + index % (config.vocab_size - 1)
+        if not self._layout.first:  # any hidden states, each token's its own
+            x = torch.sin(x[:, None] * (1.0 + torch.arange(self.hidden_size, device=self._device))).to(self.dtype)
         positions = (index * 37 + 5) % min(64, getattr(config, "max_position_embeddings", 0) or 64)
-        first = self.forward(tokens, positions, index, probe, probe).float()
+        out = self.forward(x, positions, index, probe, probe)
+        if not self._layout.last:
+            self.hidden_dtype = out.dtype
+        first = out.float()
         # The same tokens in another order, without one: experts see as many, so that hardly a bit differs.
         order = index.flip(0)[1:]
-        second = self.forward(tokens[order], positions[order], index[:-1], again, again).float()
+        second = self.forward(x[order], positions[order], index[:-1], again, again).float()
         changed = (second - first[order]).norm(dim=1) > ALIKE[self.dtype] * first[order].norm(dim=1)
         if 2 * int(changed.sum()) > len(order):  # a few may differ where rounding made a router choose otherwise
             raise UnsupportedModel(
@@ -138,19 +176,17 @@ class GenericModel:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
+        self, x: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention, states: States
     ) -> Tensor:
-        """Logits [len(wanted), vocab] at batch indexes `wanted`."""
-        out = self._model(
-            input_ids=tokens[None],
+        """Logits [len(wanted), vocab] at batch indexes `wanted`, or the stage's hidden states [T, hidden size]."""
+        return self._run(
+            x,
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=wanted,
             paged=attention,
             states=states,
         )
-        logits: Tensor = out.logits[0]
-        return logits
 
     @torch.inference_mode()
     def layer_work(self, batch: int) -> object:

@@ -9,7 +9,8 @@ import torch
 
 from daemon.rank.errors import BadOption, UnsupportedModel
 from daemon.rank.facts import ModelFiles
-from daemon.rank.model import GenericModel, Model
+from daemon.rank.group import Group
+from daemon.rank.model import SOLO_GROUP, GenericModel, Model
 from daemon.rank.native_llama import NativeLlama, why_not_native
 from kernels.host_library import HostLibrary
 
@@ -22,13 +23,19 @@ def load_model(
     device: torch.device,
     implementation: str,
     library: HostLibrary | None = None,
+    group: Group = SOLO_GROUP,
+    layers: range | None = None,
 ) -> tuple[Model, str]:
-    """The loaded model and one sentence on the choice; raises UnsupportedModel when `native` does not cover it."""
+    """This rank's part of the loaded model and one sentence on the choice; `layers` None: all.
+
+    Raises UnsupportedModel when `native` does not cover it, and for ranks that do not divide it.
+    """
     if implementation not in IMPLEMENTATIONS:
         raise BadOption(f"model_impl={implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}")
     why_not = why_not_native(files.config)
     if implementation == "native" and why_not:
         raise UnsupportedModel(f"model_impl=native: {why_not}")
     if implementation == "generic" or why_not:
-        return GenericModel(files.directory, dtype, device), f"generic: {why_not or 'asked for'}"
-    return NativeLlama(files.directory, files.config, dtype, device, library), f"native {files.config.model_type}"
+        return GenericModel(files.directory, dtype, device, group, layers), f"generic: {why_not or 'asked for'}"
+    native = NativeLlama(files.directory, files.config, dtype, device, library, group, layers)
+    return native, f"native {files.config.model_type}"

@@ -102,6 +102,7 @@ class NativeLlama:
         """`layers`: those of this rank's stage, None for all. Raises UnsupportedModel for ranks that do not divide."""
         self.dtype = dtype
         self.hidden_size: int = config.hidden_size
+        self.hidden_dtype = dtype
         self.attending = set(range(config.num_hidden_layers))
         self._group, self._layout = group, group.layout
         self._here = range(config.num_hidden_layers) if layers is None else layers

@@ -22,6 +22,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from daemon.rank.errors import BadOption, GroupBroken
 from daemon.rank.group import Group, SoloGroup
@@ -150,7 +151,7 @@ class ProcessGroup:
 
 def open_store(
     rendezvous: str, layout: Layout, epoch: int, timeout: datetime.timedelta, environ: Mapping[str, str]
-) -> dist.Store:
+) -> Store:
     """The store where the ranks of an epoch meet, and the network set towards it; raises BadOption, GroupBroken."""
     scheme, _, place = rendezvous.partition("://")
     if scheme == "env":
@@ -162,7 +163,7 @@ def open_store(
         scheme, place = "tcp", f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     if scheme == "file" and place:
         set_interface("127.0.0.1")
-        store: dist.Store = dist.FileStore(place, layout.total)
+        store: Store = FileStore(place, layout.total)
     elif scheme == "tcp" and place.rpartition(":")[2].isdecimal():
         host, _, port = place.rpartition(":")
         host = host.strip("[]")
@@ -170,14 +171,14 @@ def open_store(
         # A launcher like torchrun may run the store itself; otherwise rank 0.0 does.
         serves = layout.number == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 host, int(port), layout.total, serves, timeout=MEET_WITHIN, wait_for_workers=False, use_libuv=True
             )
         except (RuntimeError, TimeoutError) as error:
             raise GroupBroken(f"no rendezvous at {host}:{port}: {error}") from error
     else:
         raise BadOption(f"rendezvous {rendezvous!r} is none of tcp://HOST:PORT, file://PATH and env://")
-    return dist.PrefixStore(f"bandmaster/{epoch}", store)
+    return PrefixStore(f"bandmaster/{epoch}", store)
 
 
 def set_interface(host: str) -> None:

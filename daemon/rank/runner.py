@@ -12,6 +12,7 @@ from allocator.columns import Int64s
 from allocator.geometry import Geometry, StageGeometry
 from daemon.rank.batch import Batch
 from daemon.rank.device import Device
+from daemon.rank.layout import layout_of
 from ipc.messages import ModelFacts, RankSettings, RowLogprobs
 
 
@@ -54,20 +55,27 @@ class Runner(Protocol):
     def begin(self, geometry: Geometry, stage: int) -> None:
         """Open a device with an arena of the agreed geometry, all zero."""
 
+    def expect(self, tokens: int) -> None:
+        """A forward of so many tokens comes behind those expected before: make ready for what it will receive."""
+
     def launch(self, batch: Batch) -> Launched:
         """Run one ragged batch: write its K/V, attend, sample; the last sampled tokens stay with the runner."""
 
 
-def open_runner(settings: RankSettings, stage: int, rank: int) -> Runner:
-    """The runner that `settings.runner` names; raises RankError for an unknown name. torch is imported only here."""
+def open_runner(settings: RankSettings, stage: int, rank: int, epoch: int = 1) -> Runner:
+    """The runner that `settings.runner` names, for one rank of an epoch; raises RankError for an unknown name.
+
+    torch is imported only here.
+    """
+    layout = layout_of(settings, stage, rank)
     if settings.runner == "modeled":
         from daemon.rank.modeled import ModeledRunner
 
-        return ModeledRunner(settings)
+        return ModeledRunner(settings, layout, epoch)
     if settings.runner == "torch":
         from daemon.rank.torch_runner import TorchRunner
 
-        return TorchRunner(settings, stage, rank)
+        return TorchRunner(settings, layout, epoch)
     from daemon.rank.errors import RankError
 
     raise RankError(f"unknown runner {settings.runner!r}; there are 'torch' and 'modeled'")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from allocator.checks import WARN, Checks
-from allocator.columns import pack_i32, pack_i64
+from allocator.columns import i32, pack_i32, pack_i64
 from allocator.logical.mirror import LogicalMirror
 from allocator.physical.chain import PhysicalChain
 from daemon.rank.batch import Batch, build_batch
@@ -24,6 +24,8 @@ from daemon.rank.errors import StepRefused
 from daemon.rank.executor import Executor
 from daemon.rank.rows import RowTable
 from daemon.rank.runner import Launched, Outcome, Runner
+from daemon.rank.stage_state import stage_state
+from daemon.rank.traces import Trace, Traces
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import Begin, RankSettings, Report, Step
 
@@ -38,6 +40,7 @@ class InFlight(NamedTuple):
     batch: Batch | None
     launched: Launched | None
     launched_ns: int
+    snapshot: bytes  # of the stage behind this step, where it was asked for
 
 
 class StepWorker:
@@ -62,9 +65,16 @@ class StepWorker:
         self._bands = bands
         self._sampled = SAMPLED_START  # chained; only the last stage samples
         self._samples = stage == len(geometry.stages) - 1
+        self.in_flight_max = 2 if len(geometry.stages) == 1 else len(geometry.stages) + 1
+        self.traces = Traces(bands)
         self._seq = 0
         self._newest_forward = 0
         self.diverged_at = 0  # first seq whose logical digest was not the daemon's; 0: none
+
+    def expect(self, step: Step) -> None:
+        """A step will be launched behind those expected before: its forward's input may arrive from now on."""
+        if step.forward is not None:
+            self.runner.expect(int(i32(step.forward.counts).sum()))
 
     def launch(self, step: Step) -> InFlight:
         """Apply a step and launch its forward; raises when the step contradicts what this rank holds."""
@@ -80,9 +90,11 @@ class StepWorker:
         logical = self.mirror.apply_step(step.seq, step.ops, step.released)
         if logical != step.logical and not self.diverged_at:
             self.diverged_at = step.seq
-        effects = self.chain.apply(step.ops)
+        ends: list[int] = []
+        effects = self.chain.apply(step.ops, ends)
         self.executor.execute(effects)
         layout = self.chain.end_step()
+        self.traces.add(Trace(step.seq, logical, layout, step.ops, effects, ends))
         bands = pack_i32(self.chain.band_counts())
         start_ns = time.monotonic_ns()
         batch, launched = None, None
@@ -96,7 +108,8 @@ class StepWorker:
             self._newest_forward = step.seq
         elif step.processed_through == self._newest_forward:
             self._check_idle()
-        return InFlight(step, logical, layout, bands, batch, launched, start_ns)
+        snapshot = stage_state(self.chain, self.mirror, self.rows) if step.snapshot and self.rank == 0 else b""
+        return InFlight(step, logical, layout, bands, batch, launched, start_ns, snapshot)
 
     def _check_idle(self) -> None:
         """With no forward in flight and nothing live or in use by the ops: the layout is recounted, and holds nothing.
@@ -113,6 +126,7 @@ class StepWorker:
         tokens, logprobs = Outcome(np.zeros(0, dtype=np.int64), [])
         if flight.batch is not None and flight.launched is not None:
             tokens, logprobs = flight.launched.outcome()
+        if flight.batch is not None and self._samples:
             rows = pack_i32(flight.batch.rows[flight.batch.sampled])
             generations = pack_i32(flight.batch.generations[flight.batch.sampled])
         packed = pack_i64(tokens)
@@ -132,4 +146,5 @@ class StepWorker:
             logprobs=logprobs,
             forward_us=(time.monotonic_ns() - flight.launched_ns) // 1000 if flight.launched is not None else 0,
             bands=flight.bands,
+            snapshot=flight.snapshot,
         )

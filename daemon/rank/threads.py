@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from daemon.rank.layout import Layout, local_ranks
+
 ROUNDS = 5
 BATCHES = (1, 16)
 GAIN_MIN = 1.05  # more threads must be at least this much faster than fewer
@@ -32,6 +34,14 @@ def candidates(cores: int) -> list[int]:
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def share_cores(layout: Layout) -> int:
+    """Threads of a rank that shares this machine's cores with others; 0 for one alone: to be measured.
+
+    Several are not measured: they would measure each other, and a layer's work waits for its peers.
+    """
+    return 0 if layout.total == 1 else max(1, usable_cores() // local_ranks(layout))
 
 
 def choose_threads(fixed: int, work: Callable[[int], object]) -> tuple[int, dict[int, float]]:

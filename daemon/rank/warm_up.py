@@ -34,8 +34,12 @@ def warm_up(
     stage: StageGeometry,
     page_size: int,
     tokens_max: int,
+    explicit: bool = False,
 ) -> None:
-    """Run both batches, of at most `tokens_max` tokens together, and the move, in a small arena like `stage`'s."""
+    """Run both batches, of at most `tokens_max` tokens together, and the move, in a small arena like `stage`'s.
+
+    `explicit`: the decode step brings its token, as with several stages, where the first has not sampled it.
+    """
     count = max(min(PROMPT_TOKENS, tokens_max - 1), 1)
     pages = count // page_size + 1  # the decode step's position is `count`
     first_units, small = _small(stage, pages)
@@ -43,7 +47,7 @@ def warm_up(
     tables = [_id_table(*pair, pages) for pair in zip(small.bands, first_units, strict=True)]
     rows = RowTable(1, pages)
     slots = pack_i32([1]) if any(band.kind == "state" for band in small.bands) else b""
-    for seq, forward in enumerate((_prefill(count, pages, slots), _decode(count, slots)), 1):
+    for seq, forward in enumerate((_prefill(count, pages, slots), _decode(count, slots, explicit)), 1):
         launch(build_batch(seq, forward, rows, tables, small.bands, page_size)).outcome()
     _move(device, small, first_units)
 
@@ -102,7 +106,8 @@ def _prefill(count: int, pages: int, slots: bytes) -> Forward:
     )
 
 
-def _decode(start: int, slots: bytes) -> Forward:
-    """The step after it, from its sampled token."""
+def _decode(start: int, slots: bytes, explicit: bool) -> Forward:
+    """The step after it, from its sampled token or from an explicit one."""
     row, none = pack_i32([0]), b""
-    return Forward(row, row, pack_i32([start]), pack_i32([1]), bytes([SAMPLE]), none, none, none, none, [], slots)
+    flags, tokens = (bytes([SAMPLE | EXPLICIT]), pack_i64([0])) if explicit else (bytes([SAMPLE]), none)
+    return Forward(row, row, pack_i32([start]), pack_i32([1]), flags, tokens, none, none, none, [], slots)

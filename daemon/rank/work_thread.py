@@ -2,11 +2,13 @@
 
 Owns the thread and its inbox. Must never touch a socket: what it makes is handed to the loop through `deliver`.
 Invariants: steps are launched in the order they came; reports leave in the same order; a step that waits in the inbox
-is launched before an unfinished forward is waited for, so the device always has the next forward queued.
+is launched before an unfinished forward is waited for, so the device always has the next forward queued; what has come
+is expected before the first of it is launched, so that inputs from the stage before arrive while this one computes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import traceback
@@ -16,9 +18,7 @@ from typing import NamedTuple
 
 from daemon.rank.runner import Prepared, Runner
 from daemon.rank.step_worker import InFlight, StepWorker
-from ipc.messages import Report, Step
-
-IN_FLIGHT_MAX = 2
+from ipc.messages import Report, Step, StepTrace
 
 
 class Failed(NamedTuple):
@@ -55,6 +55,8 @@ class WorkThread:
     def __init__(self, deliver: Callable[[Product], None]) -> None:
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._next: deque[Work] = deque()  # taken out of the inbox, not done yet
+        self._expected = 0  # seq of the newest step that the worker was told to expect
         self._worker: StepWorker | None = None
         self._flights: deque[InFlight] = deque()
         self._seq = 0
@@ -67,6 +69,10 @@ class WorkThread:
     def put(self, work: Work) -> None:
         """Queue work; None ends the thread after what came before it."""
         self._inbox.put(work)
+
+    def explain(self) -> list[StepTrace]:
+        """What the newest steps did; whatever the thread is doing."""
+        return [] if self._worker is None else self._worker.traces.explain()
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread ended within the time."""
@@ -83,17 +89,32 @@ class WorkThread:
     def _turn(self) -> bool:
         """One piece of work or one finished forward; False when told to end."""
         due_in_s = self._due_in_s(self._flights[0]) if self._flights else None
-        if due_in_s == 0 or len(self._flights) >= IN_FLIGHT_MAX:
+        if due_in_s == 0 or (self._worker is not None and len(self._flights) >= self._worker.in_flight_max):
             self._finish()
             return True
-        try:
-            work = self._inbox.get(timeout=due_in_s)
-        except queue.Empty:
-            return True
+        if not self._next:
+            try:
+                self._next.append(self._inbox.get(timeout=due_in_s))
+            except queue.Empty:
+                return True
+        self._look_ahead()
+        work = self._next.popleft()
         if work is None:
             return False
         self._do(work)
         return True
+
+    def _look_ahead(self) -> None:
+        """Empty the inbox; the worker, once it exists, expects every step that is there, in order."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._next.append(self._inbox.get_nowait())
+        if self._worker is None:
+            return
+        for work in self._next:
+            if isinstance(work, Step) and work.seq > self._expected:
+                self._worker.expect(work)
+                self._expected = work.seq
 
     @staticmethod
     def _due_in_s(flight: InFlight) -> float:

@@ -120,7 +120,7 @@ def test_a_unit_lost_by_the_layout_is_found_at_idle(level: int) -> None:
     driver = ended_row(level)
     step = driver.make([])
     forgets = driver.worker.chain.apply
-    driver.worker.chain.apply = lambda ops: forgets([])  # type: ignore[method-assign]
+    driver.worker.chain.apply = lambda ops, ends: forgets([], ends)  # type: ignore[method-assign]
     with pytest.raises(InvariantBroken, match="2 units live, 0 pending at idle"):
         driver.worker.launch(step)
 
@@ -149,7 +149,7 @@ def test_no_idle_check_at_level_0() -> None:
     """Level 0 recounts nothing."""
     driver = ended_row(0)
     forgets = driver.worker.chain.apply
-    driver.worker.chain.apply = lambda ops: forgets([])  # type: ignore[method-assign]
+    driver.worker.chain.apply = lambda ops, ends: forgets([], ends)  # type: ignore[method-assign]
     driver.step([])
 
 

@@ -22,7 +22,7 @@ from daemon.rank.layout import Layout
 from daemon.rank.shard.sharding import Sharding
 
 NO_READ_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"  # without it `transformers` reads whole files in the background
-_LOADING = threading.Lock()  # the loader is changed while it runs
+LOADING = threading.Lock()  # the loader is changed while it runs, and switches that all threads see
 
 
 def load_parts(
@@ -36,7 +36,7 @@ def load_parts(
     from transformers import AutoModelForCausalLM
 
     part = _Part(layout, foreign)
-    with _LOADING, _hooked(part):
+    with LOADING, _hooked(part):
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, local_files_only=True, attn_implementation=attention
         ).eval()
