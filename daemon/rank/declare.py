@@ -13,12 +13,14 @@ tensors of the loaded model (`check_declared`), so that a wrong row stops the bo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from allocator.decl import MHA, Full, Layer, Part, State, StateLife, StateTensor, Window
 from daemon.rank.errors import RankError, UnsupportedModel
 
+TENSOR_RANKS_MAX = 64
 SCAN_DTYPE = "float32"
 """Scan states are sums over the whole sequence: they keep float32 whatever the model computes in."""
 
@@ -92,6 +94,21 @@ def _attention(config: Any, dtype_name: str, tp: int) -> MHA:
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     _, kv_local = split_heads(config.model_type, "attention heads", heads, kv_heads, tp)
     return MHA(kv_local, dim, int(getattr(config, "v_head_dim", None) or dim), dtype_name)
+
+
+def check_tensor_ranks(config: Any, tp: int) -> None:
+    """Raise UnsupportedModel where `tp` ranks cannot share what the layers hold, with the numbers that can."""
+    try:
+        declare(config, "float32", 0, tp)
+        return
+    except UnsupportedModel as error:
+        why = str(error).partition("; tp may be")[0]
+    able = []
+    for ranks in range(1, TENSOR_RANKS_MAX + 1):
+        with contextlib.suppress(UnsupportedModel):
+            declare(config, "float32", 0, ranks)
+            able.append(str(ranks))
+    raise UnsupportedModel(f"--tp {tp}: {why}; --tp may be {', '.join(able)}")
 
 
 def head_counts(config: Any) -> tuple[int, int]:

@@ -19,7 +19,7 @@ SEPARATE = ("q_proj", "k_proj", "v_proj")
 JOINED = "qkv_proj"
 OUTPUTS = ("o_proj", "out_proj", "dense")
 QUERY_NORMS, KEY_NORMS = ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")
-GATE = "g_proj"  # one value, or one row, for each query head
+GATES = ("g_proj", "gate_proj")  # one value, or one row, for each query head
 SINKS = "sinks"
 
 
@@ -28,11 +28,11 @@ def attention_rule(module: nn.Module, config: Any, part: Part) -> Rule | None:
     children = with_weights(module)
     output = next((name for name in OUTPUTS if name in children), None)
     inputs = (JOINED,) if JOINED in children else SEPARATE
-    known = {*inputs, output, GATE, *QUERY_NORMS, *KEY_NORMS}
+    known = {*inputs, output, *GATES, *QUERY_NORMS, *KEY_NORMS}
     layer = getattr(module, "layer_idx", None)
     if layer is None or output is None or not set(inputs) <= children <= known or own_weights(module) - {SINKS}:
         return None
-    if any(linear(module, name) is None for name in (*inputs, output, GATE) if name in children):
+    if any(linear(module, name) is None for name in (*inputs, output, *GATES) if name in children):
         return None
     own = config.per_layer_config[layer]
     heads, kv_heads = head_counts(own)
@@ -44,8 +44,10 @@ def attention_rule(module: nn.Module, config: Any, part: Part) -> Rule | None:
     mine = share(heads, part)
     taken = rows_of([Block(heads, getattr(module, output).in_features // heads, mine)])
     cuts |= norms[0] | input_columns(module, output, taken, part)
-    if GATE in children:
-        cuts |= _heads(module, GATE, heads, mine)
+    for gate in set(GATES) & children:
+        if getattr(module, gate).out_features % heads:
+            return None
+        cuts |= _heads(module, gate, heads, mine)
     if SINKS in own_weights(module):
         cuts[SINKS] = Take(0, (mine,))
     sizes = {"num_heads": local, "num_attention_heads": local, "num_key_value_heads": kv_local}

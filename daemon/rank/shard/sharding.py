@@ -38,7 +38,7 @@ class Sharding:
         self._cuts: dict[str, Cut] = {}
         self._embedding: tuple[Any, Take] | None = None
         self._head: tuple[Any, Take, int] | None = None
-        self._whole: Counter[str] = Counter()  # elements, by the class of the module that holds them
+        self._whole: Counter[str] = Counter()  # elements, by what holds them
         self._all = 0
         self.attending: set[int] = set()
         """Layers whose attention is split; the others, if they attend, store all K/V heads on every rank."""
@@ -129,4 +129,6 @@ class Sharding:
         for name, parameter in model.named_parameters():
             self._all += parameter.numel()
             if name not in self._cuts:
-                self._whole[type(modules[name.rpartition(".")[0]]).__name__] += parameter.numel()
+                path = name.rpartition(".")[0]
+                kind = type(modules[path])
+                self._whole[path.rpartition(".")[2] if kind is nn.Linear else kind.__name__] += parameter.numel()
