@@ -12,12 +12,12 @@ bound. Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import trio
 
-from daemon.core.inputs import Aborted, Acknowledged, Arrived, FinishAsked, FrontEndLost, Input
+from daemon.core.inputs import Aborted, Acknowledged, Arrived, FinishAsked, FrontEndLost, Input, Resumed
 from daemon.core.outputs import Outputs, Reply, TokenColumns
 from daemon.core.reasons import RefusalCode
 from daemon.gateway_hold import HoldBack, is_empty
@@ -36,6 +36,7 @@ from ipc.messages import (
     Answer,
     Ask,
     Connect,
+    Continued,
     FinishAt,
     Finished,
     FromFrontEnd,
@@ -132,6 +133,16 @@ class Gateway:
         """The model is ready: from now on a Connect is welcomed."""
         self._facts = facts
 
+    def expect(self, names: Iterable[str], next_request: int) -> None:
+        """An earlier life left requests of these front ends: once the door is open they have `silence_s` to come back.
+
+        Requests below `next_request` were accepted then; what is said of them waits for no disk.
+        """
+        self._hold.known_below(next_request)
+        for name in names:
+            self._sessions.expect(name, trio.current_time())
+            self._someone.set()
+
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is queued or held for any front end; False when `timeout_s` passed first."""
         with trio.move_on_after(timeout_s):
@@ -194,20 +205,22 @@ class Gateway:
         if isinstance(message, Accepted):
             numbers = range(message.first_request, message.first_request + message.n)
             self._owners.update(dict.fromkeys(numbers, reply.frontend))
+        elif isinstance(message, Continued):
+            self._owners[message.request] = reply.frontend
         session = self._sessions.by_name(self._names[reply.frontend])
         if session is None:
             return
         live = session.live
         if isinstance(message, Accepted):
-            live[message.id] = message.n
+            live[message.id] = set(range(message.n))
+        elif isinstance(message, Continued):  # the end of one that has ended follows
+            live.setdefault(message.id, set()).add(message.choice)
         elif isinstance(message, Finished):
-            left = live.get(message.id, 0) - 1
-            if left > 0:
-                live[message.id] = left
-            else:
+            live.get(message.id, set()).discard(message.choice)
+            if not live.get(message.id):
                 live.pop(message.id, None)
-        elif live.get(message.id) == 0:
-            del live[message.id]
+        elif not live.get(message.id):
+            live.pop(message.id, None)
 
     def _send_to(self, name: str, message: ToFrontEnd) -> None:
         session = self._sessions.by_name(name)
@@ -291,6 +304,8 @@ class Gateway:
             return
         if isinstance(message, Connect):
             self._connect(identity, message)
+        elif isinstance(message, Ask) and message.what == "alive":
+            self._tell_stranger(identity, Answer(message.ticket, True, self._life))
         elif session is None:
             self.stats["not_connected"] += 1
             self._reject(identity, "not_connected", f"{type(message).__name__} before Connect")
@@ -310,7 +325,7 @@ class Gateway:
                 refused = Refused(message.id, RefusalCode.QUEUE_FULL, text, "", limit, live + 1, BUSY_RETRY_MS)
                 self._refuse_here(session, refused)
                 return
-            session.live.setdefault(message.id, 0)
+            session.live.setdefault(message.id, set())
             await self._put(Arrived(now_ns, name, message, self._draw_seed()))
         elif isinstance(message, Abort):
             await self._put(Aborted(now_ns, name, message.id, "client"))
@@ -320,7 +335,7 @@ class Gateway:
             await self._put(Acknowledged(now_ns, name, message.ids))
         else:
             assert isinstance(message, Resume)
-            self._reject(identity, "not_supported", "Resume: streams cannot be continued over a reconnect yet")
+            await self._put(Resumed(now_ns, name, message.id, message.choice, message.tokens))
 
     async def _put(self, item: Input) -> bool:
         """Hand an input to the engine; a full mailbox stops the reading, so ZeroMQ's bounded queues fill next.
@@ -357,11 +372,15 @@ class Gateway:
     def _reject(self, identity: bytes, code: str, text: str) -> None:
         """Tell a peer, if it can be told at once; strangers are never queued for."""
         self.stats["rejected"] += 1
+        self._tell_stranger(identity, Rejected(code, text[:500]))
+
+    def _tell_stranger(self, identity: bytes, message: ToFrontEnd) -> None:
+        """At once or not at all. `alive` is answered to whoever asks, introduced or not, booting or not."""
         assert self._socket is not None
         try:
-            self._socket.try_send([identity, codec.encode(Rejected(code, text[:500]))])
+            self._socket.try_send([identity, codec.encode(message)])
         except PeerGone:
-            return  # it left; the rejection is counted all the same
+            return  # it left; what it was told is counted all the same
 
     def _connect(self, identity: bytes, message: Connect) -> None:
         problem = version_problem(message.version, f"front end {message.frontend}")
@@ -431,7 +450,7 @@ class Gateway:
         while True:
             await self._someone.wait()
             await trio.sleep(pause_s)
-            if self._waiting_puts:
+            if self._waiting_puts or self._facts is None:  # nobody is heard, nobody can come in
                 continue
             await self._give_up_silent(rounds)
             if not len(self._sessions):

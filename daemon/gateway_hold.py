@@ -3,8 +3,9 @@
 Owns acceptances not yet durable, and the tokens and ends of their requests behind them. Must never reorder what
 belongs to one request, nor hold a request whose acceptance is durable. Pure: no clock, no socket.
 
-Request numbers are dense and acceptances are decided in number order, so the requests held at any time are exactly
-those numbered `hold_from` and up: one comparison per step decides for a whole token column.
+Request numbers are dense and new acceptances are decided in number order, so the requests held at any time are exactly
+those numbered `hold_from` and up: one comparison per step decides for a whole token column. An acceptance told again is
+an old one: it waits only with what is held anyway.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from daemon.core.outputs import Reply, TokenColumns
-from ipc.messages import Accepted, Finished
+from ipc.messages import Accepted, Continued, Finished
 
 Released = Reply | TokenColumns
 
@@ -48,6 +49,10 @@ class HoldBack:
         """Items held."""
         return len(self._items)
 
+    def known_below(self, number: int) -> None:
+        """Requests below `number` were accepted in an earlier life of the daemon."""
+        self._newest = max(self._newest, number - 1)
+
     def reply(self, reply: Reply, sequence: int) -> bool:
         """True when the reply, written through `sequence`, may leave now; otherwise it was kept."""
         message = reply.message
@@ -58,7 +63,7 @@ class HoldBack:
                 if sequence > self._synced:
                     self._acceptances.append((sequence, number))
                     self.hold_from = self._acceptances[0][1]
-        elif isinstance(message, Finished):
+        elif isinstance(message, Finished | Continued):
             number = message.request
         else:
             return True
@@ -108,5 +113,5 @@ def _request_of(reply: Reply) -> int:
     message = reply.message
     if isinstance(message, Accepted):
         return message.first_request
-    assert isinstance(message, Finished), "refusals are never held"
+    assert isinstance(message, Finished | Continued), "refusals are never held"
     return message.request

@@ -25,7 +25,7 @@ class Session:
         self.heard_s = now_s
         self.silent_rounds = 0  # rounds of housekeeping since it was heard
         self.connects = 0
-        self.live: dict[str, int] = {}  # request id -> choices that have not ended (0: not yet answered)
+        self.live: dict[str, set[int]] = {}  # request id -> choices that have not ended (none: not yet answered)
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0
 
@@ -70,6 +70,10 @@ class Sessions:
     def by_name(self, name: str) -> Session | None:
         """The session of this name, or None when it was given up."""
         return self._by_name.get(name)
+
+    def expect(self, name: str, now_s: float) -> None:
+        """A front end of an earlier life may come back; who left requests behind is never one too many."""
+        self._by_name.setdefault(name, Session(name, now_s))
 
     def connect(self, name: str, identity: bytes, now_s: float) -> tuple[Session | None, bytes | None]:
         """Bind a name to an identity: the session, or None when there are too many; and the identity it replaced."""

@@ -1,14 +1,17 @@
-"""Client streams: what a front end reads of one request, and the small buffer behind it.
+"""Client streams: what a front end reads of one request, and what it remembers to take the request up again.
 
-Owns the events of one request that were not read yet. Must never drop one: tokens of a choice that nobody has read yet
-coalesce into one event, so the buffer holds at most two events per choice and the tokens the request may have at all.
-Invariants: the first event is Accepted or Refused; for each choice tokens come in order and before its Finished; after
-the end, or after leaving, nothing is delivered any more.
+Owns the events of one request that were not read yet, and all output of it that ever came. Must never drop an event:
+tokens of a choice that nobody has read yet coalesce into one, so the buffer holds at most two events per choice and the
+tokens the request may have at all. Invariants: the first event is Accepted or Refused; for each choice tokens come in
+order, each position once, and before its Finished, whatever connections and daemons come and go meanwhile; after the
+end, or after leaving, nothing is delivered any more.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
@@ -16,8 +19,10 @@ from typing import Protocol
 import outcome
 import trio
 
+from allocator.columns import i64
+from ipc.client_logprobs import each_position, from_position
 from ipc.errors import DaemonLost
-from ipc.messages import Accepted, Finished, Generate, Logprobs, Refused
+from ipc.messages import Accepted, Continued, Finished, Generate, Logprobs, Refused, RequestLogprobs
 
 
 @dataclass(slots=True)
@@ -53,14 +58,23 @@ class Owner(Protocol):
 
 
 class Choice:
-    """One choice of a request: `pending` is its token event that nobody has read yet."""
+    """One choice of a request: `pending` is its token event that nobody has read yet, `held` all output that came.
 
-    __slots__ = ("index", "pending", "stream")
+    While `resuming`, the daemon was asked (or will be) where the choice stands: only its Continued counts.
+    """
 
-    def __init__(self, stream: RequestStream, index: int) -> None:
+    __slots__ = ("ended", "held", "index", "pending", "prompt_next", "request", "resuming", "stop_at", "stream")
+
+    def __init__(self, stream: RequestStream, index: int, held: Sequence[int] = ()) -> None:
         self.stream = stream
         self.index = index
+        self.request = 0  # the daemon's number
         self.pending: Tokens | None = None
+        self.held = array("q", held)
+        self.prompt_next = 1  # first prompt position whose log probability has not come
+        self.resuming = False
+        self.stop_at = -1  # output tokens at which the reader found its stop string
+        self.ended = False
 
     def event(self) -> Tokens:
         """The unread token event, a new one if need be."""
@@ -70,17 +84,57 @@ class Choice:
             self.stream.put(pending)
         return pending
 
+    def prompt_logprobs(self, position: int, values: Logprobs) -> None:
+        """Log probabilities of prompt positions from `position` on; what came before is dropped."""
+        fresh = from_position(values, self.prompt_next - position)
+        if fresh is not None:
+            position = max(position, self.prompt_next)
+            self.event().prompt_logprobs.append((position, fresh))
+            self.prompt_next = position + len(fresh.chosen) // 4
+
+    def take_up(self, continued: Continued) -> str:
+        """Go on as the daemon says, each position once; a text when its output and ours are not the same."""
+        held, first = self.held, continued.output_tokens
+        tokens = i64(continued.tokens).tolist()
+        known = len(held) - first  # of `tokens`, how many are here
+        if known < 0:
+            return f"it goes on behind {first} tokens of choice {self.index}, {len(held)} are here"
+        if known > len(tokens) or held[first:].tolist() != tokens[:known]:
+            return f"its output of choice {self.index} is not the {len(held)} tokens that are here"
+        self.resuming = False
+        self.stream.rounds = 0
+        self.request = continued.request
+        if known < len(tokens):
+            self.event().tokens.extend(tokens[known:])
+            held.extend(tokens[known:])
+        self._logprobs(continued.logprobs, known)
+        return ""
+
+    def _logprobs(self, entries: list[RequestLogprobs], known: int) -> None:
+        output = [entry.values for entry in entries if entry.prompt_position < 0]
+        for entry in entries:
+            if entry.prompt_position >= 0:
+                self.prompt_logprobs(entry.prompt_position, entry.values)
+        fresh = [values for entry in output for values in each_position(entry)][known:]
+        if fresh:
+            self.event().logprobs.extend(fresh)
+
 
 class RequestStream:
     """The events of one request: an async context manager and, inside it, an async iterator. One reader."""
 
-    def __init__(self, owner: Owner, generate: Generate) -> None:
+    def __init__(self, owner: Owner, generate: Generate, held: Sequence[Sequence[int]] = ()) -> None:
         self.generate = generate
         self.id = generate.id
         self.accepted: Accepted | None = None
         self.choices: list[Choice] = []
         self.left = generate.n  # choices that have not ended
         self.closed = False  # the reader has left
+        self.aborted = False  # the reader asked for the end
+        self.sent_again = bool(held)  # on the next acceptance every choice is taken up
+        self.rounds = 0  # how often it was taken up since the daemon spoke of it
+        self.holes = 0  # how often its end came before all of its tokens
+        self._held = held
         self._owner = owner
         self._events: deque[Event] = deque()
         self._lost: str | None = None
@@ -104,7 +158,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> Event:
-        """The next event. DaemonLost when the daemon is gone and everything before that was read."""
+        """The next event. DaemonLost when the daemon is gone for good and everything before that was read."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._events:
             if self._lost is not None:
@@ -139,26 +193,31 @@ class RequestStream:
 
     # --- the client's side -----------------------------------------------------------------------------------------
 
-    def requests(self) -> range:
-        """The daemon's numbers of the choices; empty before acceptance."""
-        accepted = self.accepted
-        return range(accepted.first_request, accepted.first_request + accepted.n) if accepted is not None else range(0)
+    @property
+    def lost(self) -> bool:
+        """The reader was told that the daemon is gone."""
+        return self._lost is not None
 
     def put(self, event: Event) -> None:
         """Append an event and wake the reader. After the reader left, events go nowhere."""
+        self.rounds = 0
         if self.closed:
             return
         self._events.append(event)
         self._wake()
 
     def accept(self, accepted: Accepted) -> None:
-        """The request is taken. A repeated acceptance says nothing new."""
-        if self.accepted is not None:
-            return
+        """The request is taken. A repeated acceptance is no event, but its numbers count from now on."""
+        first = self.accepted is None
+        if first:
+            held = [*self._held, *([()] * accepted.n)]
+            self.choices = [Choice(self, index, held[index]) for index in range(accepted.n)]
+            self.left = accepted.n
         self.accepted = accepted
-        self.choices = [Choice(self, index) for index in range(accepted.n)]
-        self.left = accepted.n
-        self.put(accepted)
+        for choice in self.choices:
+            choice.request = accepted.first_request + choice.index
+        if first:
+            self.put(accepted)
 
     def refuse(self, refused: Refused) -> None:
         """The request is not taken: the one event, and the end."""
@@ -167,11 +226,17 @@ class RequestStream:
 
     def finish(self, finished: Finished) -> None:
         """One choice has ended."""
+        self.choices[finished.choice].ended = True
         self.left -= 1
         self.put(finished)
 
+    def suspend(self) -> None:
+        """The connection is gone: what comes next of a choice must be its Continued."""
+        for choice in self.choices:
+            choice.resuming = not choice.ended
+
     def lose(self, reason: str) -> None:
-        """The daemon is gone."""
+        """The daemon is gone for good."""
         self._lost = reason
         self._wake()
 

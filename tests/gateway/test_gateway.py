@@ -8,7 +8,7 @@ import zmq
 from trio.testing import wait_all_tasks_blocked
 
 from allocator.columns import i64
-from daemon.core.inputs import Aborted, Acknowledged, Arrived, FinishAsked, FrontEndLost
+from daemon.core.inputs import Aborted, Acknowledged, Arrived, FinishAsked, FrontEndLost, Resumed
 from daemon.core.outputs import Reply
 from daemon.gateway import SEND_HWM
 from ipc.codec import encode, to_frontend
@@ -40,13 +40,14 @@ async def test_every_message_of_a_front_end_becomes_its_input(endpoint: str) -> 
     """In order, with the front end's name, the clock and the seed that were passed in."""
     async with gateway(endpoint) as world:
         peer = await world.peer("fe")
-        await peer.send(request("a"), FinishAt("a", 0, 3), Abort("a"), Acknowledge(["a"]))
-        got = [await world.inputs.receive() for _ in range(4)]
+        await peer.send(request("a"), FinishAt("a", 0, 3), Abort("a"), Acknowledge(["a"]), Resume("b", 1, bytes(8)))
+        got = [await world.inputs.receive() for _ in range(5)]
         assert got == [
             Arrived(NOW_NS, "fe", request("a"), SEED),
             FinishAsked(NOW_NS, "fe", "a", 0, 3),
             Aborted(NOW_NS, "fe", "a", "client"),
             Acknowledged(NOW_NS, "fe", ["a"]),
+            Resumed(NOW_NS, "fe", "b", 1, bytes(8)),
         ]
 
 
@@ -95,15 +96,6 @@ async def test_a_request_with_impossible_content_is_refused_by_name(endpoint: st
         assert isinstance(answer, Refused)
         assert (answer.id, answer.code, answer.field) == ("b", "prompt_too_long", "prompt")
         assert world.gateway.stats["malformed"] == 0
-
-
-async def test_resume_is_not_silently_ignored(endpoint: str) -> None:
-    """What is not there yet is said so."""
-    async with gateway(endpoint) as world:
-        peer = await world.peer("fe")
-        answer = await peer.ask(Resume("a", 0, bytes(8)))
-        assert isinstance(answer, Rejected)
-        assert answer.code == "not_supported"
 
 
 async def test_a_full_mailbox_stops_the_reading_and_loses_nothing(endpoint: str) -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import trio
 
-from daemon.core.inputs import Aborted, Acknowledged, Arrived, FinishAsked, FrontEndLost, Input
+from allocator.columns import pack_i64
+from daemon.core.inputs import Aborted, Acknowledged, Arrived, FinishAsked, FrontEndLost, Input, Resumed
 from daemon.core.outputs import Outputs, Reply
-from ipc.messages import Accepted, Finished, Refused
+from daemon.core.reasons import RefusalCode
+from ipc.messages import Accepted, Continued, Finished, Refused
 from tests.gateway.harness import World, columns
 
 
 class ToyCore:
-    """Accepts everything, makes token `step` for every live choice, ends a choice after `length` tokens."""
+    """Accepts everything, makes token `step` for every live choice, ends a choice after `length` tokens.
 
-    def __init__(self, world: World, length: int = 10) -> None:
+    Token k of a choice is k + 1 where `dense`, so that whoever reads it sees what is missing or comes twice.
+    """
+
+    def __init__(self, world: World, length: int = 10, dense: bool = False) -> None:
         self.world = world
+        self.dense = dense
+        self.known: dict[str, tuple[Accepted, dict[int, Finished]]] = {}  # until acknowledged
+        self.forgotten = 0  # requests that were asked for and not known
         self.length = length
         self.next_request = 1
         self.live: dict[int, tuple[int, str, int, int]] = {}  # request -> (front end, id, choice, tokens so far)
@@ -35,6 +43,10 @@ class ToyCore:
             self._end(mine, "stop", out)
         elif isinstance(item, Acknowledged):
             self.acknowledged += len(item.ids)
+            for id_ in item.ids:
+                self.known.pop(id_, None)
+        elif isinstance(item, Resumed):
+            self._resume(item, out)
         elif isinstance(item, FrontEndLost):
             self.lost += 1
             self._end(list(self.live), "abort", out)
@@ -42,7 +54,7 @@ class ToyCore:
 
     def step(self, number: int) -> None:
         """A token for every live choice; some reach their length."""
-        rows = [(row[0], request, number) for request, row in self.live.items()]
+        rows = [(row[0], request, row[3] + 1 if self.dense else number) for request, row in self.live.items()]
         out = Outputs(tokens=columns(number, rows) if rows else None)
         for request, (frontend, id_, choice, count) in self.live.items():
             self.live[request] = (frontend, id_, choice, count + 1)
@@ -76,6 +88,11 @@ class ToyCore:
         if item.frontend not in names:
             names.append(item.frontend)
         frontend, generate = names.index(item.frontend), item.generate
+        if generate.id in self.known:
+            accepted, ended = self.known[generate.id]
+            self.arrived -= 1
+            out.replies += [Reply(frontend, message) for message in (accepted, *ended.values())]
+            return
         if generate.max_tokens == 0:
             out.replies.append(Reply(frontend, Refused(generate.id, "bad_parameter", "no output", "max_tokens")))
             return
@@ -83,7 +100,27 @@ class ToyCore:
         self.next_request += generate.n
         for choice in range(generate.n):
             self.live[first + choice] = (frontend, generate.id, choice, 0)
-        out.replies.append(Reply(frontend, Accepted(generate.id, first, generate.n, self.length, item.seed)))
+        accepted = Accepted(generate.id, first, generate.n, self.length, item.seed)
+        self.known[generate.id] = accepted, {}
+        out.replies.append(Reply(frontend, accepted))
+
+    def _resume(self, item: Resumed, out: Outputs) -> None:
+        names = self.world.names
+        if item.frontend not in names:
+            names.append(item.frontend)
+        frontend, held = names.index(item.frontend), len(item.tokens) // 8
+        if item.id not in self.known:
+            self.forgotten += 1
+            out.replies.append(Reply(frontend, Refused(item.id, RefusalCode.UNKNOWN_REQUEST, "no such request")))
+            return
+        accepted, ended = self.known[item.id]
+        request = accepted.first_request + item.choice
+        made = self.live[request][3] if request in self.live else ended[item.choice].output_tokens
+        if request in self.live:
+            self.live[request] = (frontend, item.id, item.choice, max(made, held))
+        rest = pack_i64(range(held + 1, made + 1))
+        out.replies.append(Reply(frontend, Continued(item.id, item.choice, request, held, rest)))
+        out.replies += [Reply(frontend, end) for choice, end in ended.items() if choice == item.choice]
 
     def _end(self, requests: list[int], reason: str, out: Outputs) -> None:
         for request in requests:
@@ -92,4 +129,7 @@ class ToyCore:
                 self.aborted += 1
             else:
                 self.finished += 1
-            out.replies.append(Reply(frontend, Finished(id_, choice, request, reason, "", 1, count)))
+            end = Finished(id_, choice, request, reason, "", 1, count)
+            if id_ in self.known:
+                self.known[id_][1][choice] = end
+            out.replies.append(Reply(frontend, end))

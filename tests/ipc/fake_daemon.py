@@ -83,10 +83,13 @@ async def fake_daemon(endpoint: str, life: str = "life-1", limits: Limits | None
 
 
 @asynccontextmanager
-async def connected(endpoint: str, lost_after_s: float = 5.0) -> AsyncIterator[tuple[FakeDaemon, DaemonClient]]:
-    """A fake daemon and a client that it has welcomed."""
+async def connected(
+    endpoint: str, lost_after_s: float = 5.0, return_within_s: float = 0.0
+) -> AsyncIterator[tuple[FakeDaemon, DaemonClient]]:
+    """A fake daemon and a client that it has welcomed; the client does not wait for another one by default."""
+    waits = {"lost_after_s": lost_after_s, "return_within_s": return_within_s}
     with trio.fail_after(30):
-        async with fake_daemon(endpoint) as daemon, DaemonClient(endpoint, "fe", lost_after_s=lost_after_s) as client:
+        async with fake_daemon(endpoint) as daemon, DaemonClient(endpoint, "fe", **waits) as client:
             await client.wait_connected(5)
             yield daemon, client
 
@@ -96,6 +99,6 @@ def tokens(step: int, entries: dict[int, int]) -> TokenBatch:
     return TokenBatch(step, pack_i64(list(entries)), pack_i64(list(entries.values())))
 
 
-def finished(id: str, request: int, choice: int = 0, reason: str = "stop") -> Finished:
+def finished(id: str, request: int, choice: int = 0, reason: str = "stop", output_tokens: int = 0) -> Finished:
     """The end of a choice."""
-    return Finished(id, choice, request, reason, "", 1, 1)
+    return Finished(id, choice, request, reason, "", 1, output_tokens)
