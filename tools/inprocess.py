@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -77,6 +78,10 @@ class CountingRunner:
         self.counting = CountingDevice(self.inner.device)
         self.device = cast(Device, self.counting)
 
+    def expect(self, tokens: int) -> None:
+        """As the inner runner."""
+        self.inner.expect(tokens)
+
     def launch(self, batch: Batch) -> Launched:
         """As the inner runner."""
         return self.inner.launch(batch)
@@ -123,20 +128,25 @@ class InProcess:
         seed: int = 0,
         late: float = 0.5,
     ) -> None:
-        self.rng = random.Random(seed)
-        self.late = late
-        self.config, self.settings = config, settings
+        self.settings = settings
         self.runner = CountingRunner(runner or open_runner(settings, 0, 0))
         self.prepared = prepared or self.runner.prepare()
         stage = self.prepared.geometry
         if arena_bytes:
             stage = msgspec.structs.replace(stage, arena_bytes=arena_bytes)
-        self.geometry = Geometry(settings.page_size, self.prepared.virtual_pages, self.prepared.virtual_slots, [stage])
-        self.bands = stage.bands
-        self.worker = StepWorker(
-            self.runner, Begin(1, self.geometry), settings, self.prepared.facts.max_model_len, 0, 0
-        )
-        self.core = SchedulerCore(config, Checks(settings.invariants))
+        geometry = Geometry(settings.page_size, self.prepared.virtual_pages, self.prepared.virtual_slots, [stage])
+        facts = self.prepared.facts
+        self.worker = StepWorker(self.runner, Begin(1, geometry), settings, facts.max_model_len, 0, 0)
+        self._open(config, geometry, seed, late)
+
+    def _open(self, config: CoreConfig, geometry: Geometry, seed: int, late: float) -> None:
+        """A core and a front end before the ranks that are there; the epoch begins."""
+        self.rng = random.Random(seed)
+        self.late = late
+        self.config = config
+        self.geometry = geometry
+        self.bands = geometry.stages[0].bands
+        self.core = SchedulerCore(config, Checks(self.settings.invariants))
         self.now_ns = TICK_NS
         self.sent: dict[str, Sent] = {}
         self.decisions: list[Decided] = []
@@ -242,19 +252,7 @@ class InProcess:
 
     def report(self) -> Outputs:
         """Deliver the oldest report that waits."""
-        flight = self.flights.popleft()
-        report = self.worker.finish(flight)
-        return self.feed(
-            inputs.Reported(
-                self.now_ns,
-                report.epoch,
-                report.seq,
-                report.rows,
-                report.generations,
-                report.tokens,
-                report.logprobs,
-            )
-        )
+        return self.feed(self._finish(self.flights.popleft()))
 
     def turn(self) -> bool:
         """A tick or a report, whichever the seeded choice falls on; False when there is neither."""
@@ -300,38 +298,57 @@ class InProcess:
         assert not self.flights, f"{len(self.flights)} reports wait"
         for sent in self.sent.values():
             assert sent.refused or sent.finished, f"{sent.id} was accepted and has no end"
-        assert self.worker.diverged_at == 0, f"the digests differ from step {self.worker.diverged_at} on"
-        live = self.live_units()
         memory = self.state.memory
         cache = memory.cache if memory is not None else None
+        live = self.live_units()
         if cache is not None:
             cache.check()
             assert live == cache.held(), f"{live} units are live at rest, the cache holds {cache.held()}"
             assert not any(cache.locked()), f"{cache.locked()} units of the cache are locked at rest"
         else:
             assert not any(live), f"{live} units are live at rest, without a cache"
-        assert tuple(self.worker.mirror.live_units()) == live, f"{self.worker.mirror.live_units()} is not {live}"
-        physical = self.worker.chain.band_counts().reshape(-1, 4)
-        for index, band in enumerate(self.bands):
-            if band.unit_bytes:
-                counts = physical[index].tolist()
-                assert counts[0] == live[index], f"band {band.name}: {counts[0]} units live, the core counts {live}"
-                assert counts[2] == 0, f"band {band.name}: {counts[2]} units pend at rest"
+        for worker in self._workers():
+            self._check_worker(worker, live)
 
     def check_free(self) -> None:
         """Without a cache, or after it was flushed: everything is free."""
         self.check_rest()
         assert not any(self.live_units()), f"still held: {self.live_units()}"
-        self.worker.chain.check_idle()
+        for worker in self._workers():
+            worker.chain.check_idle()
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _workers(self) -> Sequence[StepWorker]:
+        """Of every rank that there is."""
+        return [self.worker]
+
+    def _check_worker(self, worker: StepWorker, live: tuple[int, ...]) -> None:
+        """At rest a rank's books hold what the core's do, and nothing pends."""
+        assert worker.diverged_at == 0, f"the digests differ from step {worker.diverged_at} on"
+        assert tuple(worker.mirror.live_units()) == live, f"{worker.mirror.live_units()} is not {live}"
+        physical = worker.chain.band_counts().reshape(-1, 4)
+        for index, band in enumerate(self.geometry.stages[worker.stage].bands):
+            if band.unit_bytes:
+                counts = physical[index].tolist()
+                assert counts[0] == live[index], f"band {band.name}: {counts[0]} units live, the core counts {live}"
+                assert counts[2] == 0, f"band {band.name}: {counts[2]} units pend at rest"
+
+    def _apply(self, step: Step) -> InFlight:
+        return self.worker.launch(step)
+
+    def _finish(self, flight: InFlight) -> inputs.Reported:
+        report = self.worker.finish(flight)
+        return inputs.Reported(
+            self.now_ns, report.epoch, report.seq, report.rows, report.generations, report.tokens, report.logprobs
+        )
 
     def _owes(self) -> bool:
         memory = self.state.memory
         return memory is not None and memory.has_ops
 
     def _launch(self, step: Step) -> None:
-        flight = self.worker.launch(step)
+        flight = self._apply(step)
         assert flight.logical == step.logical, f"step {step.seq}: the worker's logical digest is another"
         if self.keep_steps:
             self.steps.append(step)

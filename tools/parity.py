@@ -113,9 +113,10 @@ def compare(load: Load, directory: Path, cases: Sequence[Case], together: int, t
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(rows: list[dict[str, Any]], layout: str) -> None:
     """The rows for a person."""
-    table = Table("prompt", "tokens", "sent", "output", "verdict", title="greedy output beside transformers, float32")
+    title = f"greedy output beside transformers, float32, {layout}"
+    table = Table("prompt", "tokens", "sent", "output", "verdict", title=title)
     for row in rows:
         note = row["why"] or "; ".join(
             f"token {flip['position']}, margin {flip['margin']:.1e}" for flip in row["flips"]
@@ -138,6 +139,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tie", type=float, default=TIE, help=f"logits closer than this are a tie [{TIE:g}]")
     made.add_argument("--serve-flag", action="append", default=[], help="a flag of the own server, may be repeated")
     made.add_argument("--json", action="store_true", help="one object: counts by verdict, and a list `rows`")
+    made.add_argument("--tp", type=int, default=1, help="tensor ranks of each stage, of the own server or --family [1]")
+    made.add_argument("--pp", type=int, default=1, help="pipeline stages, likewise [1]")
     ways = made.add_argument_group("other ways, without a server")
     ways.add_argument("--family", default="", metavar="NAMES|all", help="the model matrix of families, or of all")
     ways.add_argument("--slice", action="store_true", help="with --family: one engine and few prompts of each")
@@ -156,6 +159,10 @@ def main(argv: list[str]) -> int:
     options = parser().parse_args(argv)
     if options.schedules < 1 or options.jobs < 1:
         parser().error(f"--schedules {options.schedules} and --jobs {options.jobs} must be at least 1")
+    if min(options.tp, options.pp) < 1 or (
+        max(options.tp, options.pp) > 1 and (options.toy or options.held or options.url)
+    ):
+        parser().error(f"--tp {options.tp} --pp {options.pp}: at least 1, for the own server and for --family only")
     asked = {"toy": options.toy, "families": bool(options.family), "held": options.held, "": bool(options.url)}
     ways = [way for way, wanted in asked.items() if wanted] or [""]
     if len(ways) > 1:
@@ -172,7 +179,8 @@ def _over_http(options: argparse.Namespace) -> int:
     try:
         directory = prepared(options.model)
         with contextlib.ExitStack() as stack:
-            server = OwnServer([str(directory), "--dtype", "float32", *options.serve_flag])
+            layout = ["--tp", str(options.tp), "--pp", str(options.pp)]
+            server = OwnServer([str(directory), "--dtype", "float32", *layout, *options.serve_flag])
             if not options.url:
                 stack.enter_context(server)
             server.url = options.url.rstrip("/") or server.url
@@ -183,9 +191,9 @@ def _over_http(options: argparse.Namespace) -> int:
         return 1
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("equal", "flip", "different")}
     if options.json:
-        sys.stdout.write(json.dumps({**counts, "rows": rows}) + "\n")
+        sys.stdout.write(json.dumps({"tp": options.tp, "pp": options.pp, **counts, "rows": rows}) + "\n")
     else:
-        show(rows)
+        show(rows, f"tp {options.tp} pp {options.pp}")
         sys.stdout.write(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "\n")
     return 1 if counts["different"] else 0
 

@@ -48,7 +48,9 @@ def main(options: argparse.Namespace) -> int:
         return 2
     told = Console(stderr=True)
     results: list[tuple[Result, float]] = []
-    for one in track(_run_all(names, options.slice, options.jobs), "families", len(names), console=told):
+    for one in track(
+        _run_all(names, options.slice, (options.pp, options.tp), options.jobs), "families", len(names), console=told
+    ):
         results.append(one)
         told.print(summary(one[0]))
     found = report(results)
@@ -59,19 +61,22 @@ def main(options: argparse.Namespace) -> int:
     return 1 if found["different"] or not found["equal"] else 0
 
 
-def _run_all(names: list[str], sliced: bool, jobs: int) -> Iterator[tuple[Result, float]]:
+def _run_all(names: list[str], sliced: bool, layout: tuple[int, int], jobs: int) -> Iterator[tuple[Result, float]]:
     """Results and seconds of all families, in order, on `jobs` processes."""
     if jobs <= 1:
-        yield from (_run_one(name, sliced) for name in names)
+        yield from (_run_one(name, sliced, layout) for name in names)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(partial(_run_one, sliced=sliced), names)
+        yield from pool.imap(partial(_run_one, sliced=sliced, layout=layout), names)
 
 
-def _run_one(name: str, sliced: bool) -> tuple[Result, float]:
+def _run_one(name: str, sliced: bool, layout: tuple[int, int]) -> tuple[Result, float]:
+    """One family on an engine of so many stages and tensor ranks."""
     began = time.monotonic()
     with temporary() as place:
-        result = run_family(make(name, sliced, Path(place)))
+        family = make(name, sliced, Path(place))
+        family.plan = family.plan._replace(stages=layout[0], ranks=layout[1])
+        result = run_family(family)
     return result, round(time.monotonic() - began, 1)
 
 

@@ -28,9 +28,8 @@ from typing import Any, NamedTuple
 
 from allocator.capacity import Demand
 from daemon.core.limits import CoreConfig
-from daemon.rank.runner import Prepared
-from daemon.rank.torch_runner import TorchRunner
 from ipc.messages import RankSettings
+from tools.groups.threads import GroupInProcess, ThreadedRanks
 from tools.inprocess import InProcess, Sent
 from tools.parity_judge import Judgement, judge
 from tools.reference import Reference
@@ -60,6 +59,8 @@ class Plan(NamedTuple):
     together: int = TOGETHER
     chunks_per_prompt: int = CHUNKS_PER_PROMPT
     arena_bytes: int = ROOMY_BYTES
+    stages: int = 1  # each engine runs on so many pipeline stages
+    ranks: int = 1  # of so many tensor ranks
 
 
 class Engine(NamedTuple):
@@ -156,18 +157,17 @@ def engines(plan: Plan) -> Iterator[Engine]:
 def run_family(family: Family) -> Result:
     """The whole matrix of one family."""
     result = Result(family.name)
-    runners: dict[tuple[int, int], tuple[TorchRunner, Prepared]] = {}
+    loaded: dict[tuple[int, int], ThreadedRanks] = {}
     has_state = True
     for one in engines(family.plan):
         if one.state_cache == "no_buffer" and not has_state:
             continue
         settings = _settings(family, one)
         key = (one.page_size, settings.checkpoint_interval)
-        if key not in runners:
-            runner = TorchRunner(settings)
-            runners[key] = (runner, runner.prepare())
-        has_state = any(band.kind == "state" for band in runners[key][1].geometry.bands)
-        _run_engine(family, one, settings, *runners[key], result)
+        if key not in loaded:
+            loaded[key] = ThreadedRanks(settings, family.plan.stages, family.plan.ranks)
+        has_state = any(band.kind == "state" for band in loaded[key].geometry.stages[0].bands)
+        _run_engine(family, one, loaded[key], result)
     return result
 
 
@@ -189,14 +189,7 @@ def _settings(family: Family, one: Engine) -> RankSettings:
     )
 
 
-def _run_engine(
-    family: Family,
-    one: Engine,
-    settings: RankSettings,
-    runner: TorchRunner,
-    prepared: Prepared,
-    result: Result,
-) -> None:
+def _run_engine(family: Family, one: Engine, ranks: ThreadedRanks, result: Result) -> None:
     config = CoreConfig(
         page_size=one.page_size,
         max_running_requests=TOGETHER,
@@ -207,11 +200,12 @@ def _run_engine(
         retracts_max=64,
     )
     seed = one.page_size * 10_000 + one.chunk
-    tight = Rounds(family, InProcess(config, settings, runner, prepared=prepared, seed=seed), one)
-    bytes_ = least_arena(prepared.geometry, tight.crowd())
-    tight.engine = InProcess(config, settings, runner, prepared=prepared, seed=seed, arena_bytes=bytes_)
+    tight = Rounds(family, GroupInProcess(config, ranks, seed=seed), one)
+    crowd = tight.crowd()
+    arenas = [least_arena(stage, crowd) for stage in ranks.geometry.stages]
+    tight.engine = GroupInProcess(config, ranks, seed=seed, arena_bytes=arenas)
     _keep(family, one, tight.tight(), tight.engine, result)
-    roomy = Rounds(family, InProcess(config, settings, runner, prepared=prepared, seed=seed), one)
+    roomy = Rounds(family, GroupInProcess(config, ranks, seed=seed), one)
     _keep(family, one, roomy.roomy(), roomy.engine, result)
 
 
