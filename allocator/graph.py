@@ -29,7 +29,7 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1
 # Kinds of shared objects; an instance is its class's number plus INSTANCE.
 LIST, DICT, SET, DEQUE, BYTEARRAY, ARRAY, INSTANCE = range(7)
 # Tags of values that are copied.
-TUPLE, NAMED, STRUCT, ENUM, NUMBER, INTEGER, FUNCTION, METHOD, CLASS, EXTERNAL, FROZEN, DTYPE, UNSET = range(13)
+TUPLE, NAMED, STRUCT, ENUM, NUMBER, INTEGER, FUNCTION, METHOD, CLASS, EXTERNAL, FROZEN, DTYPE, UNSET, EMPTY = range(14)
 
 Find = Callable[[str, str], Any]
 """What a module and a qualified name stand for; raises for what may not be named."""
@@ -100,6 +100,8 @@ class _Encoder:
             how = lambda value: [NUMBER, value.dtype.str, value.tobytes()]  # noqa: E731
         elif issubclass(kind, np.dtype):
             how = lambda value: [DTYPE, value.str]  # noqa: E731
+        elif kind is np.ndarray:
+            how = self._array
         elif issubclass(kind, type):
             how = lambda value: [CLASS, self._class(value)]  # noqa: E731
         elif kind is FunctionType:
@@ -124,6 +126,10 @@ class _Encoder:
             number = self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
         return [number]
+
+    def _array(self, value: np.ndarray[Any, Any]) -> list[Any]:
+        """Arrays are shared, but nobody can tell one without entries from another, such as a constant of a module."""
+        return self._reference(value) if value.size else [EMPTY, value.dtype.str, list(value.shape)]
 
     def _tuple(self, value: tuple[Any, ...]) -> list[Any]:
         items = [self._value(item) for item in value]
@@ -302,6 +308,8 @@ class _Decoder:
             return self._external[value[1]]
         if tag == FROZEN:
             return frozenset(map(self._value, value[1]))
+        if tag == EMPTY:
+            return np.zeros(value[2], value[1])
         if tag == DTYPE:
             return np.dtype(value[1])
         raise GraphError(f"a value with the unknown tag {tag}")

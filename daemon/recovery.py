@@ -70,8 +70,10 @@ class Recovery:
     notes: list[str] = field(default_factory=list)
 
     def taken_over(self, now_ns: int) -> Recovered:
-        """The first input of the new life."""
-        return Recovered(now_ns, self.groups, self.next_request)
+        """The first input of the new life, as a reader of the journal will see it: plain values, nothing shared."""
+        item = records.decode(Kind.RECOVERED, records.encode(Recovered(now_ns, self.groups, self.next_request)))
+        assert isinstance(item, Recovered)
+        return item
 
 
 class Differs(Exception):

@@ -126,9 +126,18 @@ class SnapshotKeeper:
         while True:
             await self._news.wait()
             self._news = trio.Event()
-            complete, self._complete = self._complete, None
-            if complete is not None:
-                await self._write(*complete)
+            await self.write_complete()
+
+    @property
+    def complete(self) -> bool:
+        """All parts of a snapshot are there, and it is not written."""
+        return self._complete is not None
+
+    async def write_complete(self) -> None:
+        """Write the snapshot whose parts are all there, if there is one."""
+        complete, self._complete = self._complete, None
+        if complete is not None:
+            await self._write(*complete)
 
     async def _write(self, parts: Parts, stages: list[bytes]) -> None:
         started_ns = self._clock.now_ns()

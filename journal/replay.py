@@ -6,7 +6,9 @@ life that was cut anywhere passes if everything up to its last record is reprodu
 
     input record      fed to the core; its decisions and its step are expected from here on
     Decided, Stepped  must be the next expected ones, byte for byte; a step is applied to the mirror and every stage
-    Digested          must be what mirror and stage had after that step, and the chain over the reported tokens
+    Digested          must be what mirror and stage had after that step, and the chain over the reported tokens;
+                      behind a Divergence it is what ended the epoch, and differs
+    Snapshotted       core, mirror and stages must have had that state behind the step that asked for it, byte for byte
     Closed            nothing may be expected any more; the core's state digest and totals must be equal
 """
 
@@ -21,7 +23,7 @@ import msgspec
 
 from allocator.geometry import Geometry
 from allocator.ops import Op
-from daemon.core.inputs import Controlled, EpochBegan, EpochEnded, Input, Reported, Ticked
+from daemon.core.inputs import Controlled, EpochBegan, EpochEnded, Input, RecoveredGroup, Reported, Ticked
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from ipc.messages import ModelFacts, Step
@@ -29,8 +31,10 @@ from journal import records
 from journal.difference import describe, first_difference
 from journal.errors import JournalError
 from journal.reader import Record
-from journal.records import DECISION_VERSION, PAYLOADS, SCHEMA_VERSION, Closed, Digested, Kind, Opened
+from journal.records import DECISION_VERSION, PAYLOADS, SCHEMA_VERSION, Closed, Digested, Kind, Opened, Snapshotted
+from journal.snapshots import Body, Header, digest, encode_body
 
+BODIES_KEPT = 2  # states that wait for the record of their snapshot
 STEPS_KEPT = 4096  # digests of so many steps wait for the ranks' reports
 INPUT_KINDS = frozenset(kind for kind in PAYLOADS if Kind.ARRIVED <= kind < Kind.STEPPED)
 
@@ -50,6 +54,13 @@ class Core(Protocol):
     def view(self) -> dict[str, Any]:
         """The state as plain values."""
 
+    def recoverable(self) -> list[RecoveredGroup]:
+        """What the next life takes over."""
+
+    @property
+    def next_request(self) -> int:
+        """The next free number."""
+
 
 class Mirror(Protocol):
     """The logical chain as a rank follows it."""
@@ -67,16 +78,34 @@ class Stage(Protocol):
     def counts(self) -> list[dict[str, Any]]:
         """Per band: name, and units live, hole, pending and beyond."""
 
+    def state(self, mirror: Any) -> bytes:
+        """What a rank of this stage, whose mirror is that one, says in a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What replay goes on with from a snapshot."""
+
+    core: Core
+    config: CoreConfig
+    mirror: Mirror
+    stages: list[Stage]
+
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """How to make what a life is replayed on. `sampled` is `ipc.digests.sampled_digest`, `sampled_start` its start."""
+    """How to make what a life is replayed on. `sampled` is `ipc.digests.sampled_digest`, `sampled_start` its start.
+
+    `core_state` writes a core's state down, `resume` makes core, mirror and stages out of a snapshot.
+    """
 
     core: Callable[[CoreConfig], Core]
     mirror: Callable[[Geometry], Mirror]
     stage: Callable[[Geometry, int, CoreConfig, ModelFacts], Stage]
     sampled: Callable[[bytes, int, bytes, bytes, bytes], bytes]
     sampled_start: bytes
+    core_state: Callable[[Any], bytes]
+    resume: Callable[[Body], Resumed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +144,8 @@ class Counts:
     steps: int = 0
     decisions: int = 0
     digests: int = 0
+    snapshots: int = 0
+    divergences: int = 0  # places where the ranks had parted, as the daemon found at the time
     unfinished: int = 0  # outputs that a cut-off life did not come to write
     last_sequence: int = 0
 
@@ -136,6 +167,8 @@ class _Epoch:
     mirror: Mirror
     stages: list[Stage]
     seq: int = 0
+    since: int = 0  # replay began behind this step
+    parted: int = 0  # the step at which the daemon found that ranks had parted
     logical: dict[int, bytes] = field(default_factory=dict)
     layouts: dict[int, list[bytes]] = field(default_factory=dict)
     sampled_seq: int = 0
@@ -158,16 +191,28 @@ class Replay:
         self._broke = ""  # the core raised on the last input: what
         self._closed = False
         self._last: Record | None = None
+        self._behind = 0  # the sequence that the snapshot covers from which replay began
+        self._bodies: dict[int, bytes] = {}  # by sequence, states behind steps that asked for a snapshot
+        self.snapshot: tuple[Snapshotted, bytes] | None = None  # the newest that was reproduced
         self._steps: dict[int, Callable[[Record], None]] = {
             Kind.OPENED: self._opened,
             Kind.DECIDED: self._decided,
             Kind.STEPPED: self._stepped,
             Kind.DIGESTED: self._digested,
             Kind.READIED: lambda record: None,  # which builds and threads the ranks have decides nothing
-            Kind.DIVERGED: lambda record: None,  # where the ranks parted; their digests stand beside it
+            Kind.DIVERGED: self._parted,
             Kind.SNAPSHOTTED: self._snapshotted,
             Kind.CLOSED: self._closed_life,
         }
+
+    def begin_at(self, header: Header, body: Body) -> None:
+        """Begin behind a snapshot; the next record is the one behind it."""
+        resumed = self._factories.resume(body)
+        self.core, self._config, self._behind = resumed.core, resumed.config, header.sequence
+        epoch = _Epoch(header.epoch, resumed.mirror, resumed.stages, header.seq, header.seq)
+        epoch.sampled_seq, epoch.sampled[body.reported_seq] = body.reported_seq, body.sampled
+        self.epoch = epoch
+        self.counts.lives, self.counts.last_sequence = 1, header.sequence
 
     def take(self, record: Record) -> None:
         """Replay one record."""
@@ -296,22 +341,56 @@ class Replay:
         for kept in (epoch.logical, epoch.layouts, epoch.sampled):
             kept.pop(step.seq - STEPS_KEPT, None)
         self.counts.steps += 1
+        if step.snapshot and self._decides:
+            self._bodies[record.sequence] = self._body(epoch)
+            while len(self._bodies) > BODIES_KEPT:
+                del self._bodies[next(iter(self._bodies))]
+
+    def _body(self, epoch: _Epoch) -> bytes:
+        """The state as the daemon and its ranks put it into a snapshot."""
+        assert self.core is not None
+        return encode_body(
+            Body(
+                self._factories.core_state(self.core),
+                [stage.state(epoch.mirror) for stage in epoch.stages],
+                epoch.sampled_seq,
+                epoch.sampled.get(epoch.sampled_seq, self._factories.sampled_start),
+                self.core.recoverable(),
+                self.core.next_request,
+            )
+        )
+
+    def _parted(self, record: Record) -> None:
+        """The daemon found here that ranks had parted: the digests that say so follow."""
+        found: Any = record.decode()
+        self.counts.divergences += 1
+        did = f"; op {found.op}, {found.kind} of {found.band}: {found.left_did} against {found.right_did}"
+        what = f"{found.what} of {found.left} and {found.right} differ{did if found.op >= 0 else ''}"
+        self.notes.append(
+            f"sequence {record.sequence}: ranks parted at step {found.seq} of epoch {found.epoch}, {what}"
+        )
+        if self.epoch is not None and found.epoch == self.epoch.number:
+            self.epoch.parted = found.seq
 
     def _digested(self, record: Record) -> None:
         said: Any = record.decode()
         epoch = self.epoch
         if epoch is None or said.epoch != epoch.number:
             return  # of an epoch that is over: its chains are gone
+        if said.seq == epoch.parted:
+            return  # of what the ranks then did nothing was used
+        if said.seq <= epoch.since:
+            return  # what a step before the snapshot led to is in the snapshot
         if said.seq not in epoch.logical or not 0 <= said.stage < len(epoch.stages):
             what = "a digest of a step or stage that is not there"
             got = f"step {said.seq}, stage {said.stage}"
             raise Diverged(_diverged(record, what, got, f"steps up to {epoch.seq}, {len(epoch.stages)} stages", said))
         ours = {"logical": epoch.logical[said.seq], "layout": epoch.layouts[said.seq][said.stage]}
-        for name, digest in ours.items():
+        for name, our in ours.items():
             theirs = getattr(said, name)
-            if theirs != digest:
+            if theirs != our:
                 what = f"the {name} digest of stage {said.stage}, rank {said.rank}"
-                raise Diverged(_diverged(record, what, theirs.hex(), digest.hex(), said))
+                raise Diverged(_diverged(record, what, theirs.hex(), our.hex(), said))
         epoch.said_sampled.setdefault(said.seq, []).append((record, said))
         self._check_sampled(epoch, said.seq)
         self.counts.digests += 1
@@ -338,7 +417,19 @@ class Replay:
                 raise Diverged(_diverged(record, what, describe(said.sampled), ours, said))
 
     def _snapshotted(self, record: Record) -> None:
-        self.notes.append(f"sequence {record.sequence}: a snapshot, which this version does not read")
+        said: Any = record.decode()
+        if said.sequence <= self._behind or not self._decides:
+            return
+        body = self._bodies.pop(said.sequence, None)
+        if body is None:
+            got = f"record {said.sequence}"
+            raise Diverged(_diverged(record, "a snapshot of a moment at which none was asked for", got, "no such step"))
+        ours = digest(body)
+        if ours != said.digest:
+            what = f"the state in the snapshot behind record {said.sequence}"
+            raise Diverged(_diverged(record, what, said.digest.hex(), ours.hex()))
+        self.counts.snapshots += 1
+        self.snapshot = (said, body)
 
     def _closed_life(self, record: Record) -> None:
         self._closed = True
@@ -414,11 +505,20 @@ def check(
     factories: Factories,
     until: int | None = None,
     progress: Callable[[Record], None] | None = None,
+    start: tuple[Header, Body] | None = None,
 ) -> Verdict:
-    """Replay a journal, or its records up to sequence `until`; stops at the first divergence."""
-    replay = Replay(factories)
+    """Replay a journal, or its records up to sequence `until`; stops at the first divergence.
+
+    With `start` replay begins behind that snapshot, and records that it covers are passed over.
+    """
+    replay, behind = Replay(factories), 0
+    if start is not None:
+        replay.begin_at(*start)
+        behind = start[0].sequence
     try:
         for record in journal:
+            if record.sequence <= behind:
+                continue
             if until is not None and record.sequence > until:
                 break
             replay.take(record)

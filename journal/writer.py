@@ -278,8 +278,9 @@ class JournalWriter:
     def sync(self, at_once: bool = False) -> None:
         """Make everything written durable and leave the segment when it is full. Blocks on the disk.
 
-        With policy `os` much must be held before it does, unless `at_once` is asked. A failed fsync is followed by a new segment that takes all unsynced records and is synced in turn. Raises
-        JournalFailed when that fails too; `synced_through` then stays where it was.
+        With policy `os` much must be held before it does, unless `at_once` is asked. A failed fsync is followed by a
+        new segment that takes all unsynced records and is synced in turn. Raises JournalFailed when that fails too;
+        `synced_through` then stays where it was.
         """
         with self._sync_mutex:
             full = self._full()

@@ -30,11 +30,14 @@ from allocator.physical.chain import PhysicalChain
 from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from daemon.rank.rows import RowTable
+from daemon.rank.stage_state import restore_stage, stage_state
+from daemon.snapshots import core_state, find, restore_core
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import ModelFacts, Step
 from journal.errors import JournalError
 from journal.reader import Walk
-from journal.replay import Divergence, Factories, Replay, Verdict, check
+from journal.replay import Divergence, Factories, Replay, Resumed, Verdict, check
+from journal.snapshots import Body
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
 from tools.output import OutputLost, printing
 from tools.why.show import lines, plain
@@ -71,6 +74,15 @@ class StageReplica:
             self._chain.launched(step.seq, written)  # its waits are for a device; there is none here
         return layout
 
+    def state(self, mirror: LogicalMirror) -> bytes:
+        """What a rank of this stage says in a snapshot."""
+        return stage_state(self._chain, mirror, self._rows)
+
+    def resume(self, data: bytes) -> LogicalMirror:
+        """Go on from what a rank of this stage said in a snapshot; the mirror that belongs to it."""
+        self._chain, mirror, self._rows = restore_stage(data, find, self._chain.checks, self._rows)
+        return mirror
+
     def counts(self) -> list[dict[str, Any]]:
         """Per band: name, and units live, hole, pending and beyond."""
         numbers = [int(count) for count in self._chain.band_counts()]
@@ -89,7 +101,21 @@ def factories() -> Factories:
         stage=StageReplica,
         sampled=sampled_digest,
         sampled_start=SAMPLED_START,
+        core_state=core_state,
+        resume=resume,
     )
+
+
+def resume(body: Body) -> Resumed:
+    """Core, mirror and stages as a snapshot has them."""
+    core = restore_core(body.core)
+    state = core.state
+    assert state.memory is not None, "a snapshot is taken at a step"
+    assert state.facts is not None, "an epoch has its model's facts"
+    geometry = state.memory.geometry
+    stages = [StageReplica(geometry, at, state.config, state.facts) for at in range(len(geometry.stages))]
+    mirrors = [stage.resume(data) for stage, data in zip(stages, body.stages, strict=True)]
+    return Resumed(core, state.config, mirrors[0], list(stages))
 
 
 def replay_directory(directory: str, until: int | None = None) -> Verdict:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from allocator import graph
@@ -23,15 +24,19 @@ EXTERNAL: dict[type, str] = {Checks: "checks"}
 
 def stage_state(chain: PhysicalChain, mirror: LogicalMirror, rows: RowTable) -> bytes:
     """The state behind a step whose forward, if it has one, was launched."""
-    return graph.encode([chain, mirror, rows.generations, rows.lengths, _used(rows.tables)], EXTERNAL)
+    columns = [rows.generations, rows.lengths, _used(rows.tables)]
+    # Apart from each other, so that nothing depends on what the two happen to share in one process.
+    return msgspec.msgpack.encode([graph.encode(part, EXTERNAL) for part in (chain, mirror, columns)])
 
 
 def restore_stage(
     data: bytes, find: graph.Find, checks: Checks, rows: RowTable
 ) -> tuple[PhysicalChain, LogicalMirror, RowTable]:
     """Chain and mirror out of the bytes, and `rows`, which is empty, filled from them; raises GraphError."""
-    parts: list[Any] = graph.decode(data, find, {"checks": checks})
-    chain, mirror, generations, lengths, tables = parts
+    parts: list[Any] = [
+        graph.decode(part, find, {"checks": checks}) for part in msgspec.msgpack.decode(data, type=list[bytes])
+    ]
+    chain, mirror, (generations, lengths, tables) = parts
     assert generations.shape == rows.generations.shape, "the rows of another configuration"
     assert tables.shape[1] <= rows.tables.shape[1], "pages of a longer context than the model's"
     rows.generations[:] = generations

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import trio
 
 from allocator.columns import i32, pack_i32, pack_i64
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from allocator.logical.mirror import LogicalMirror
 from allocator.physical.chain import PhysicalChain
+from daemon.clock import SystemClock
 from daemon.core.inputs import (
     Aborted,
     Acknowledged,
@@ -31,11 +35,15 @@ from daemon.core.inputs import (
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from daemon.core.scheduler import SchedulerCore
+from daemon.mailbox import Collated
+from daemon.rank.rows import RowTable
+from daemon.rank.stage_state import stage_state
 from daemon.recovery import recover
+from daemon.snapshot_keeper import SnapshotKeeper
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
 from journal.opening import open_journal
-from journal.records import DECISION_VERSION, SCHEMA_VERSION, Closed, Digested, Kind, Opened, encode
+from journal.records import DECISION_VERSION, SCHEMA_VERSION, Closed, Digested, Kind, Opened, Snapshotted, encode
 from journal.storage import Storage
 from journal.writer import JournalSettings
 from tests.journal.helpers import ID
@@ -58,6 +66,23 @@ def geometry(pages: int = 40, stages: int = 2) -> Geometry:
     )
 
 
+class Lines:
+    """A logger that keeps the names of events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def info(self, event: str, **values: object) -> None:
+        self.events.append(event)
+
+    warning = info
+
+
+async def in_place(function: Callable[[], Any]) -> Any:
+    """A worker thread that is this one."""
+    return function()
+
+
 class RankDouble:
     """A stage's rank: its own chains, page tables as dictionaries, tokens from a sum."""
 
@@ -65,6 +90,7 @@ class RankDouble:
         self.stage, self.last = stage, stage == len(shape.stages) - 1
         self.chain, self.mirror = PhysicalChain(shape, stage), LogicalMirror(shape)
         self.tables: dict[int, dict[int, int]] = {}
+        self.rows = RowTable(CONFIG.max_running_requests, 40)
         self.sampled = SAMPLED_START
 
     def run(self, step: Step) -> tuple[Digested, tuple[bytes, bytes, bytes]]:
@@ -91,6 +117,8 @@ class RankDouble:
                     generations.append(int(generation))
                     tokens.append(int(5 * row + 3 * (first + count) + step.seq) % VOCAB)
             self.chain.launched(step.seq, {0: np.array(sorted(written), np.int32)})
+            self.rows.apply(forward)
+        self.state = stage_state(self.chain, self.mirror, self.rows) if step.snapshot else b""
         sampled = (pack_i32(rows), pack_i32(generations), pack_i64(tokens))
         if self.last:
             self.sampled = sampled_digest(self.sampled, step.seq, *sampled)
@@ -108,12 +136,18 @@ class World:
         life: str = "life",
         settings: JournalSettings | None = None,
         shape: Geometry | None = None,
+        snapshot_bytes: int = 0,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = shape or geometry()
         self.writer, found = open_journal(storage, settings or JournalSettings(), ID)
         self.recovery = recover(storage, found)
         self.core = SchedulerCore(CONFIG)
+        self.orders: deque[Controlled | Snapshotted] = deque()
+        self.lines = Lines()
+        self.keeper = SnapshotKeeper(
+            self.writer, self.orders.append, SystemClock(), self.lines, life, snapshot_bytes, in_place
+        )
         self.now_ns = 0
         self.ids = 0
         self.known: list[str] = []
@@ -144,11 +178,15 @@ class World:
 
     def feed(self, item: Input) -> Outputs:
         """As the engine does: append, feed, append what it led to."""
+        if isinstance(item, EpochBegan | EpochEnded):
+            self.keeper.epoch_changed()
         self.writer.append(item)
         outputs = self.core.feed(item)
         self.writer.append_all(outputs.decisions)
         if outputs.step is not None:
             self.writer.append_encoded(Kind.STEPPED, encode(outputs.step))
+            if outputs.step.snapshot:
+                self.keeper.stepped(outputs.step, self.writer.last_sequence, self.core)
             self.flying.append(outputs.step)
             self.steps += 1
         self.wants_tick = outputs.wants_tick
@@ -175,11 +213,15 @@ class World:
     def report(self) -> None:
         """The oldest step in flight is complete on every stage."""
         step = self.flying.popleft()
-        columns = (b"", b"", b"")
+        columns, digests = (b"", b"", b""), []
         for rank in self.ranks:
             digested, columns = rank.run(step)
-            self.writer.append(digested)
-        self.feed(Reported(self.now(), step.epoch, step.seq, *columns))
+            digests.append(digested)
+        self.writer.append_all(digests)
+        reported = Reported(self.now(), step.epoch, step.seq, *columns)
+        states = {rank.stage: rank.state for rank in self.ranks if rank.state}
+        self.keeper.collated(Collated(digests, reported, snapshots=states))
+        self.feed(reported)
 
     def iterate(self, arrivals: float = 0.3) -> None:
         """One iteration: some inputs, a report, a tick, one write; sometimes a sync."""
@@ -202,6 +244,15 @@ class World:
         if self.wants_tick:
             self.feed(Ticked(self.now()))
         self.writer.flush()
+        self.keeper.flushed()
+        if self.keeper.complete:
+            trio.run(self.keeper.write_complete)
+        while self.orders:
+            order = self.orders.popleft()
+            if isinstance(order, Controlled):
+                self.feed(order)
+            else:
+                self.writer.append(order)
         if rng.random() < 0.2:
             self.writer.sync()
 
