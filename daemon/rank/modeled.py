@@ -281,12 +281,11 @@ class ModeledRunner:
         tokens = (draws % span).astype(np.int64) + options.first_token
         stops = (draws >> np.uint64(32)) % np.uint64(1_000_000) < np.uint64(options.eos_ppm)
         tokens[stops] = options.eos_id
-        table = batch.sampling
-        for at, row in enumerate(batch.rows[batch.sampled].tolist()):
-            if ends[at] < table.ban_before[row]:
-                banned = set(table.banned[row].tolist())
-                while int(tokens[at]) in banned:
-                    tokens[at] = (int(tokens[at]) + 1) % options.vocab_size
+        table, rows = batch.sampling, batch.rows[batch.sampled]
+        for at in np.flatnonzero(ends < table.ban_before[rows]).tolist():
+            banned = set(table.banned[int(rows[at])].tolist())
+            while int(tokens[at]) in banned:
+                tokens[at] = (int(tokens[at]) + 1) % options.vocab_size
         return tokens
 
     def _values(self, chosen: Int64s, draws: Hashes, k: int) -> Logprobs:
@@ -305,11 +304,11 @@ class ModeledRunner:
 
     def _output_logprobs(self, batch: Batch, sampled: Int64s, draws: Hashes) -> list[RowLogprobs]:
         found = []
-        for at, i in enumerate(batch.sampled.tolist()):
-            k = int(batch.sampling.logprobs[batch.rows[i]])
-            if k >= 0:
-                values = self._values(sampled[at : at + 1], draws[at : at + 1], k)
-                found.append(RowLogprobs(int(batch.rows[i]), int(batch.generations[i]), -1, values))
+        wanted = batch.sampling.logprobs[batch.rows[batch.sampled]]
+        for at in np.flatnonzero(wanted >= 0).tolist():
+            i = batch.sampled[at]
+            values = self._values(sampled[at : at + 1], draws[at : at + 1], int(wanted[at]))
+            found.append(RowLogprobs(int(batch.rows[i]), int(batch.generations[i]), -1, values))
         return found
 
     def _prompt_logprobs(self, batch: Batch, tokens: Int64s) -> list[RowLogprobs]:

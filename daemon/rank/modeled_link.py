@@ -5,8 +5,9 @@ same tensor rank of the stage before. Must never decide anything or import torch
 order on both ends; a peer that is gone or late is a GroupBroken that names it, within the timeout.
 
 Ranks find each other by the rendezvous of their epoch. `file://PATH`: each listens on a Unix socket beside PATH, whose
-name ends in its place. `tcp://HOST:PORT`: rank 0.0 listens there and tells everyone where the others listen. There are
-no keys: whoever reaches these ports can disturb a simulation, and sees hashes.
+name ends in its place. `tcp://HOST:PORT`: rank 0.0 listens there and tells everyone where the others listen. `env://`:
+the same at MASTER_ADDR and the port behind MASTER_PORT, which torchrun keeps for itself. There are no keys: whoever
+reaches these ports can disturb a simulation, and sees hashes.
 
     a frame: uint32 bytes of what follows | uint64 nanoseconds until it is due | uint64 values
 """
@@ -190,12 +191,16 @@ class _TcpMeeting:
 
 
 def _meeting(rendezvous: str, layout: Layout, epoch: int, deadline: float) -> _FileMeeting | _TcpMeeting:
+    if rendezvous == "env://":
+        rendezvous = f"tcp://{os.environ.get('MASTER_ADDR', '')}:{int(os.environ.get('MASTER_PORT', '0')) + 1}"
     parts = urlsplit(rendezvous)
     if parts.scheme == "file":
         return _FileMeeting(Path(parts.path), layout)
     if parts.scheme == "tcp" and parts.hostname and parts.port:
         return _TcpMeeting(parts.hostname, parts.port, layout, epoch, deadline)
-    raise BadOption(f"rendezvous {rendezvous!r}: file:///PATH or tcp://HOST:PORT")
+    raise BadOption(
+        f"rendezvous {rendezvous!r}: file:///PATH, tcp://HOST:PORT, or env:// with MASTER_ADDR and MASTER_PORT set"
+    )
 
 
 def _read_table(text: str) -> dict[Place, str]:
