@@ -55,6 +55,7 @@ from daemon.restarts import Restarts
 from daemon.results import ResultProcessor
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
+from daemon.snapshot_keeper import SnapshotKeeper
 from daemon.versions import versions
 from ipc.errors import EndpointError, EndpointInUse
 from ipc.handshake import Limits
@@ -179,6 +180,9 @@ class Daemon:
         self.journal = JournalActor(self._writer, to_engine, self.gateway, clock, log, self.observer.synced)
         self.results = ResultProcessor(clock, reports, to_engine, to_compaction, self.ranks.accuse)
         self.compaction = CompactionWorker(clock, hints, to_engine, self.core_config.flush_moves_max)
+        self.snapshots = SnapshotKeeper(
+            self._writer, lambda item: self.engine.order(item), clock, log, self.life, settings.snapshot_bytes
+        )
         self.engine = Engine(
             self.core,
             self._writer,
@@ -191,6 +195,7 @@ class Daemon:
             gateway=self.gateway,
             journal=self.journal,
             drain_timeout_s=settings.drain_timeout_s,
+            snapshots=self.snapshots,
         )
         restarts = Restarts(settings.epoch_restarts_max, settings.epoch_restart_window_s)
         self.epochs = Epochs(
@@ -308,6 +313,7 @@ class Daemon:
             for name, task in (
                 ("journal", self.journal.run),
                 ("results", self.results.run),
+                ("snapshots", self.snapshots.run),
                 ("compaction", self.compaction.run),
                 ("observer", self.observer.run),
                 ("health", self._health_task),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -284,7 +285,7 @@ def test_a_core_that_breaks_here_and_not_there_is_found() -> None:
             return getattr(self.core, name)
 
     made = factories()
-    broken = type(made)(Breaking, made.mirror, made.stage, made.sampled, made.sampled_start)  # type: ignore[arg-type]
+    broken = dataclasses.replace(made, core=Breaking)  # type: ignore[arg-type]
     divergence = check(journal(), broken).divergence
     assert divergence is not None
     assert "the modeled defect" in divergence.replayed
