@@ -17,8 +17,11 @@ from daemon.rank.shard.rules import Rule, input_columns, linear, output_rows, ow
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")
 JOINED = "qkv_proj"
+BY_HEAD = "query_key_value"  # joined too, but Q, K and V of each head lie together
+BY_HEAD_CLASSES = ("GPTNeoXAttention", "PersimmonAttention")
 OUTPUTS = ("o_proj", "out_proj", "dense")
-QUERY_NORMS, KEY_NORMS = ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")
+QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm")
+KEY_NORMS = ("k_norm", "k_layernorm", "key_layernorm")
 GATES = ("g_proj", "gate_proj")  # one value, or one row, for each query head
 SINKS = "sinks"
 
@@ -27,7 +30,7 @@ def attention_rule(module: nn.Module, config: Any, part: Part) -> Rule | None:
     """The rule of an attention module; None for any other. Raises UnsupportedModel where heads do not divide."""
     children = with_weights(module)
     output = next((name for name in OUTPUTS if name in children), None)
-    inputs = (JOINED,) if JOINED in children else SEPARATE
+    inputs = next(((name,) for name in (JOINED, BY_HEAD) if name in children), SEPARATE)
     known = {*inputs, output, *GATES, *QUERY_NORMS, *KEY_NORMS}
     layer = getattr(module, "layer_idx", None)
     if layer is None or output is None or not set(inputs) <= children <= known or own_weights(module) - {SINKS}:
@@ -66,6 +69,9 @@ def _projections(
                 return None
             cuts |= _heads(module, name, units, own)
         return cuts
+    if inputs == (BY_HEAD,):
+        whole = type(module).__name__ not in BY_HEAD_CLASSES or heads != kv_heads
+        return None if whole else _heads(module, BY_HEAD, heads, mine)
     outputs = int(getattr(module, JOINED).out_features)
     if outputs % (heads + 2 * kv_heads):
         return None  # heads of K and V of other sizes
@@ -89,12 +95,14 @@ def _norms(
     for names, units in ((QUERY_NORMS, heads), (KEY_NORMS, kv_heads)):
         for name in set(names) & children:
             norm: Any = getattr(module, name)
-            if own_weights(norm) != {"weight"}:
+            if not {"weight"} <= own_weights(norm) <= {"weight", "bias"}:
                 return None
             shape = tuple(norm.weight.shape)
             width = _head_width(module, units, name in QUERY_NORMS)
             if shape == (width,):
                 continue  # of one head: whole
+            if "bias" in own_weights(norm):
+                return None
             mine = share(units, part)
             if shape == (units, width):
                 cuts[f"{name}.weight"] = Take(0, (mine,))
