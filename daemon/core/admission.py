@@ -7,7 +7,7 @@ admitted only when its whole prompt, its expected output and everything promised
 
     passed over, the next one is asked    resident   another prompt is partly prefilled, and it would need more chunks
                                           sibling    another choice of it computes a prompt that it can then share
-    the pass ends here                    budget, throttled, rows, memory, protected
+    the pass ends here                    budget, throttled, rows, microbatch, memory, protected
     it ends                               unschedulable: nobody holds memory that would come back, and it does not fit
 
 Where windows are what lacks, a smaller chunk may fit: the request starts with one, and goes on as memory allows.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from daemon.core import caching, checkpoints, passes
+from daemon.core import caching, checkpoints, microbatches, passes
 from daemon.core.budget import PrefillBudget, Refusal, open_budget
 from daemon.core.endings import end
 from daemon.core.outputs import Decided, Outputs
@@ -49,7 +49,7 @@ def _pass(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, o
     walk, looked, siblings, hopeless = core.queue.walk(first), 0, 0, 0
     budget: PrefillBudget | None = None
     for request in walk:
-        closed = _closed(core, plan)
+        closed = _closed(core, plan, request is first)
         if closed is not None:
             passes.skip(core, request, *closed, now_ns, out)
             return True
@@ -130,14 +130,20 @@ def _fit(
     return chunk, 0, refusal
 
 
-def _closed(core: CoreState, plan: StepPlan) -> tuple[str, dict[str, int]] | None:
-    """Why nobody can start in this step, whoever it is, with the numbers; None: somebody may."""
+def _closed(core: CoreState, plan: StepPlan, made_way: bool = False) -> tuple[str, dict[str, int]] | None:
+    """Why nobody can start in this step, whoever it is, with the numbers; None: somebody may.
+
+    Who others `made_way` for starts in any micro-batch.
+    """
     if plan.budget_tokens <= 0:
         return "budget", {"limit": core.config.max_batched_tokens}
     if core.throttled_steps and core.holding:
         return "throttled", {"steps": core.throttled_steps}
     if plan.new_rows >= core.rows.free_count:
         return "rows", {"limit": core.rows.capacity}
+    share = 0 if made_way else microbatches.full(core, plan.new_rows)
+    if share:
+        return "microbatch", {"rows": core.rows.bound[core.forming] + plan.new_rows, "limit": share}
     return None
 
 

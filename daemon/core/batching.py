@@ -58,7 +58,7 @@ class Columns:
 
 
 def form(core: CoreState, now_ns: int, out: Outputs) -> Step | None:
-    """The next step with a forward, or None when no token can be scheduled now."""
+    """The next step of the micro-batch `core.forming`, or None when no token can be scheduled in it now."""
     assert core.memory is not None, "only an epoch schedules"
     passes.begin(core)
     if core.memory.owner:  # bands beside that of full pages
@@ -101,6 +101,8 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
     taken = memory.take(wanted) if any(wanted) else (NO_IDS,) * len(wanted)
     ids, slots, used = taken[memory.owner], taken[memory.state] if plan.slots else NO_IDS, 0
     columns = Columns()
+    if rows.explicit:
+        columns.tokens.append(rows.newest_tokens(batch.rows))
     given = len(plan.needy)
     if given:
         columns.add_entries(plan.needy, rows.append_page_each(plan.needy, ids[:given]), ids[:given])
@@ -110,7 +112,7 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
     rows.left[batch.rows] = left
     final = np.flatnonzero(left == 0)
     if len(final):
-        rows.stop_decoding(batch.rows[final])
+        rows.stop_decoding(batch.rows[final], core.forming)
     for chunk in plan.chunks:
         if chunk.request.row < 0:
             _start(core, chunk, slots[used : used + chunk.slots], columns, now_ns, out)
@@ -139,11 +141,13 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
         slots=batch.slots_column + b"".join(columns.slots),
     )
     core.totals.forwards += 1
-    flight.launched_ns = now_ns
+    flight.launched_ns, flight.microbatch = now_ns, core.forming
     if plan.chunks:
         flight.prompt_tokens = sum(chunk.count for chunk in plan.chunks)
     core.in_flight += 1
-    assert core.in_flight <= 2, "at most two forwards are in flight"
+    core.flying[core.forming] += 1
+    core.launched[core.forming] = flight.seq
+    assert core.in_flight <= core.in_flight_max, "no more forwards are in flight than stages keep busy"
     core.busy = True
     return _seal(core, forward, flight)
 
@@ -161,6 +165,7 @@ def _commit_chunk(core: CoreState, chunk: Chunk, pages: Int32s, columns: Columns
         columns.add_entries(np.full(len(pages), row, np.int32), indexes, pages)
     end = chunk.start + chunk.count
     request.scheduled_tokens = end
+    request.chunk_seq = core.seq + 1
     rows.scheduled[row] = end
     checkpoints.chunk_ends(core, request, end)
     columns.chunks.append((row, generation, end))
@@ -248,6 +253,7 @@ def _finish_prefill(core: CoreState, request: Request, samples: bool, columns: C
         columns.scored.append((request.row, int(core.rows.generation[request.row])))
         return
     row = request.row
+    core.rows.bind(row, core.forming)
     core.rows.left[row] -= 1
     if core.rows.left[row] == 0:
         columns.final.append(len(columns.sampled))
@@ -330,7 +336,7 @@ def _seal(core: CoreState, forward: Forward | None, flight: Flight) -> Step:
     return Step(
         epoch=core.epoch,
         seq=core.seq,
-        microbatch=0,
+        microbatch=flight.microbatch,
         processed_through=core.processed_through,
         released=[],
         ops=ops,

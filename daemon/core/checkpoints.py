@@ -70,9 +70,10 @@ def keep(core: CoreState) -> None:
     assert memory is not None, "only an epoch has rows"
     if not memory.checkpoint_interval:
         return
-    going = rows.decode_batch().rows
+    going = rows.going()
     due = going[rows.scheduled[going] == rows.grid_at[going]]
-    if core.resident is not None and rows.scheduled[core.resident.row] == rows.grid_at[core.resident.row]:
+    if _resident_is_due(core) and not holds_back(core):
+        assert core.resident is not None, "who is due is there"
         due = np.append(due, core.resident.row)
     if not len(due):
         return
@@ -82,13 +83,43 @@ def keep(core: CoreState) -> None:
     rows.floor[due] = positions
     rows.grid_at[due] = positions + memory.checkpoint_interval
     core.totals.checkpoints_kept += len(due)
-    seq = next((flight.seq for flight in reversed(core.flights) if flight.forward), core.processed_through)
     if core.gifts:
         _overtaken(core, due)
     for row, kind in _to_give(core, due):
-        core.gifts[row] = Gift(int(rows.floor[row]), seq, kind)
-    if core.gifts and seq <= core.processed_through:
-        give_ready(core)  # nothing is in flight: the next chunk could overwrite it before a report comes
+        core.gifts[row] = Gift(int(rows.floor[row]), _forward_of(core, row), kind)
+    if core.gifts and (core.microbatches > 1 or _newest_forward(core) <= core.processed_through):
+        give_ready(core)  # its forward was processed: the next chunk could overwrite it before a report comes
+
+
+def holds_back(core: CoreState) -> bool:
+    """The resident may not go on now: it would overwrite a kept state that waits for the report of its forward.
+
+    Only where more forwards are in flight than that one and its own next.
+    """
+    resident = core.resident
+    if resident is None or core.microbatches == 1:
+        return False
+    gift = core.gifts.get(resident.row)
+    return gift is not None and gift.seq > core.processed_through and _resident_is_due(core)
+
+
+def _resident_is_due(core: CoreState) -> bool:
+    """The partly prefilled request stands where its state is to be kept."""
+    rows, resident = core.rows, core.resident
+    return resident is not None and bool(rows.scheduled[resident.row] == rows.grid_at[resident.row])
+
+
+def _forward_of(core: CoreState, row: int) -> int:
+    """The forward behind which a row's state is the one that was just kept, or a later one."""
+    if core.microbatches == 1:
+        return _newest_forward(core)
+    if core.resident is not None and core.resident.row == row:
+        return core.resident.chunk_seq
+    return core.launched[int(core.rows.microbatch[row])]
+
+
+def _newest_forward(core: CoreState) -> int:
+    return next((flight.seq for flight in reversed(core.flights) if flight.forward), core.processed_through)
 
 
 def give_ready(core: CoreState) -> None:

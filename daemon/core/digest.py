@@ -55,7 +55,7 @@ def _scalars(core: CoreState) -> list[Any]:
         core.reported_seq,
         core.processed_through,
         core.told_through,
-        core.in_flight,
+        [core.in_flight, core.in_flight_max, core.microbatches, core.forming, core.launched, core.flying],
         core.next_request,
         core.steady,
         core.expected.content(),
@@ -125,6 +125,7 @@ def _request(request: Request) -> list[Any]:
         request.target_tokens,
         request.scheduled_tokens,
         request.processed_tokens,
+        request.chunk_seq,
         request.known_tokens,
         request.continues,
         request.lock.content() if request.lock is not None else 0,
@@ -145,7 +146,7 @@ def _request(request: Request) -> list[Any]:
 def _flight(flight: Flight) -> list[Any]:
     columns = [pack_i32(flight.rows), pack_i32(flight.generations), pack_i32(flight.frontends)]
     columns += [pack_i64(flight.requests), flight.rows_column, flight.generations_column, pack_i32(flight.final)]
-    rest = [flight.scored, flight.chunks, flight.hits, flight.launched_ns, flight.prompt_tokens]
+    rest = [flight.scored, flight.chunks, flight.hits, flight.launched_ns, flight.prompt_tokens, flight.microbatch]
     return [flight.seq, flight.forward, flight.releases, columns, *rest]
 
 
@@ -153,9 +154,9 @@ def _rows(core: CoreState) -> list[bytes]:
     """Every column whole, then what each owned row holds: its page table and its newest output."""
     rows = core.rows
     columns = (rows.generation, rows.request, rows.frontend, rows.scheduled, rows.covered, rows.pages, rows.left)
-    owned = (rows.shared, rows.window_first, rows.retire_at, rows.floor, rows.slots, rows.grid_at)
+    owned = (rows.shared, rows.window_first, rows.retire_at, rows.floor, rows.slots, rows.grid_at, rows.microbatch)
     parts = [column.tobytes() for column in (*columns, rows.output, rows.decoding, *owned)]
-    parts.append(pack_i64([rows.releases]))
+    parts.append(pack_i64([rows.releases, *rows.bound]))
     for row, owner in enumerate(rows.owners):
         parts.append(pack_i64([owner.number if owner is not None else 0]))
         if owner is not None:

@@ -125,7 +125,9 @@ class EpochEnded(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Controlled(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """An operator's order: `drain` (admit nothing new), `stop` (end everything now), `drain_expired`, `flush_cache`."""
+    """An operator's order: `drain` (admit nothing new), `stop` (end everything now), `drain_expired`, `flush_cache`,
+    `snapshot` (the next step asks the ranks for their part of one).
+    """
 
     now_ns: int
     order: str

@@ -126,7 +126,7 @@ def _plan(core: CoreState, victims: Sequence[Request]) -> StepPlan:
     """What the rows and the resident chunk will want of the next step, without the victims'."""
     rows, memory, resident = core.rows, core.memory, core.resident
     assert memory is not None, "only an epoch schedules"
-    batch = rows.decode_batch()
+    batch = rows.decode_batch(core.forming)
     gone = np.array([one.row for one in victims], np.intp)
     going = np.setdiff1d(batch.rows, gone, assume_unique=True)
     starts_at = rows.scheduled[going]

@@ -92,7 +92,7 @@ def plan_decode(core: CoreState, now_ns: int, out: Outputs) -> tuple[Batch, Int3
 def plan_resident(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> None:
     """Plan the resident chunk: whole, shrunk to what fits, or parked with zero tokens."""
     request, memory = core.resident, core.memory
-    if request is None or plan.budget_tokens <= 0:
+    if request is None or plan.budget_tokens <= 0 or checkpoints.holds_back(core):
         if core.relief:
             relief.fits(core, ChunkNeed.kind)
         return
@@ -284,10 +284,10 @@ CHUNK_LADDER: tuple[Rung[ChunkNeed], ...] = (
 
 
 def _decode_rows(core: CoreState) -> tuple[Batch, Int32s, Rows, CapacityRefusal | None]:
-    """All decode rows, their positions, those that need a page, and why those pages do not fit (None: they do)."""
+    """All decode rows of the micro-batch, their positions, those that need a page, and why that does not fit, if so."""
     rows, memory = core.rows, core.memory
     assert memory is not None, "only an epoch decodes"
-    batch = rows.decode_batch()
+    batch = rows.decode_batch(core.forming)
     starts = rows.scheduled[batch.rows]
     needy = batch.rows[starts >= rows.covered[batch.rows]]
     return batch, starts, needy, memory.refusal(memory.demand(len(needy))) if len(needy) else None
@@ -298,7 +298,7 @@ def _cheapest(core: CoreState) -> Request | None:
 
     Never one that is protected, nor the last one going on.
     """
-    owners = [core.rows.owners[row] for row in core.rows.decode_batch().rows.tolist()]
+    owners = [core.rows.owners[row] for row in core.rows.going().tolist()]
     owners.append(core.resident)
     going = [owner for owner in owners if owner is not None]
     if len(going) < 2:

@@ -35,7 +35,10 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
     if not flight.forward:
         return
     core.in_flight -= 1
-    assert core.in_flight >= 0, "a result belongs to a forward that was launched"
+    core.flying[flight.microbatch] -= 1
+    assert core.flying[flight.microbatch] >= 0, "a result belongs to a forward that was launched"
+    if core.microbatches > 1:
+        core.blocked = False  # its rows can go on
     assert flight.seq > core.processed_through, "progress only grows"
     core.processed_through = flight.seq
     core.pace.reported(flight.launched_ns, flight.prompt_tokens, item.now_ns)
@@ -144,11 +147,11 @@ def _logprobs(core: CoreState, reported: list[RowLogprobs]) -> list[RequestLogpr
             continue
         values, position = entry.values, entry.prompt_position
         if position >= 0:
-            count = len(values.ranks) // 4
+            count = min(len(values.ranks) // 4, request.prompt_tokens - position)
             fresh = max(position, request.prompt_logprobs_next)
             if fresh >= position + count:
                 continue
-            values = drop_positions(values, fresh - position)
+            values = positions(values, fresh - position, count)
             request.prompt_logprobs_next = position + count
             position = fresh
         told = RequestLogprobs(request.number, position, values)
@@ -162,14 +165,14 @@ def _logprobs(core: CoreState, reported: list[RowLogprobs]) -> list[RequestLogpr
     return delivered
 
 
-def drop_positions(values: Logprobs, count: int) -> Logprobs:
-    """The same log probabilities without their first `count` positions."""
-    if count == 0:
+def positions(values: Logprobs, first: int, end: int) -> Logprobs:
+    """The same log probabilities, positions [first, end) alone."""
+    if first == 0 and 4 * end == len(values.ranks):
         return values
     return msgspec.structs.replace(
         values,
-        chosen=values.chosen[4 * count :],
-        ranks=values.ranks[4 * count :],
-        top_ids=values.top_ids[8 * values.k * count :],
-        top_values=values.top_values[4 * values.k * count :],
+        chosen=values.chosen[4 * first : 4 * end],
+        ranks=values.ranks[4 * first : 4 * end],
+        top_ids=values.top_ids[8 * values.k * first : 8 * values.k * end],
+        top_values=values.top_values[4 * values.k * first : 4 * values.k * end],
     )

@@ -158,6 +158,7 @@ class Request:
     target_tokens: int = 0  # prompt tokens plus kept output: what prefill must cover in this generation
     scheduled_tokens: int = 0  # of those, how many are scheduled
     processed_tokens: int = 0  # of those, how many a processed forward wrote
+    chunk_seq: int = 0  # the step of its newest chunk
     known_tokens: int = 0  # how much of the sequence the cache knew from others when it was last heard of
     continues: bool = False  # it started where an earlier turn ended
     lock: Lock | None = None  # what it holds of the prefix cache, while it has a row and there is a cache

@@ -26,7 +26,7 @@ def retire(core: CoreState) -> None:
     rows = core.rows
     if not rows.windows:
         return
-    going = rows.decode_batch().rows
+    going = rows.going()
     due = going[_reach(core, going) >= rows.retire_at[going]]
     if core.resident is not None:
         row = core.resident.row

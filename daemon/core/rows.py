@@ -3,7 +3,7 @@
 Owns which row belongs to whom, its generation, positions, virtual page table, state slots and the newest output
 tokens. Must never decide anything, and never loops over rows on the path of a steady decode step. Invariants: a row's
 generation rises when it is released, so an entry of an older step names nobody; the rows of `decoding` are exactly
-those that get one token in every step.
+those that get one token in every step of their micro-batch.
 
     positions of a row   0 ............ scheduled ...... covered ........
                          KV written or      next token   end of the pages
@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from allocator.capacity import Demand
 from allocator.columns import Int32s, Int64s
 from daemon.core.requests import Request
-from ipc.messages import SAMPLE
+from ipc.messages import EXPLICIT, SAMPLE
 
 NO_FLOOR = 2**31 - 1  # `floor` of a row that holds no window back
 NO_GRID = 2**31 - 1  # `grid_at` of a row whose states are not kept
+NO_MICROBATCH = -1  # of a row whose prefill has not ended
 TAIL_TOKENS = 128  # output tokens a row keeps in columns before they move to its request; a power of two
 
 Rows = NDArray[np.intp]
@@ -63,13 +64,23 @@ class RowTable:
     """Columns over `capacity` rows; see the module's drawing. Growing a page table doubles its width.
 
     `windows` are the tokens of each window band in chain order, `slots_each` the state slots a row owns (0, 1 or 2).
+    `explicit`: decode rows bring their tokens along, because the rank that sampled them is not the one that reads them.
     """
 
-    def __init__(self, capacity: int, page_size: int, windows: Sequence[int] = (), slots_each: int = 0) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        page_size: int,
+        windows: Sequence[int] = (),
+        slots_each: int = 0,
+        microbatches: int = 1,
+        explicit: bool = False,
+    ) -> None:
         self.capacity = capacity
         self.page_size = page_size
         self.windows = tuple(windows)
         self.slots_each = slots_each
+        self.explicit = explicit
         self.owners: list[Request | None] = [None] * capacity
         self.generation = np.ones(capacity, np.int32)
         self.request = np.zeros(capacity, np.int64)
@@ -88,9 +99,12 @@ class RowTable:
         self.table = np.zeros((capacity, 16), np.int32)
         self.tail = np.zeros((capacity, TAIL_TOKENS), np.int64)
         self.decoding = np.zeros(capacity, np.bool_)
+        self.microbatch = np.full(capacity, NO_MICROBATCH, np.int32)
+        self.bound = [0] * microbatches  # rows of each micro-batch
         self.releases = 0  # rows released so far: a step launched at this count has no stale entry
         self._free = list(range(capacity))
-        self._batch: Batch | None = None
+        self._batches: list[Batch | None] = [None] * microbatches
+        self._going: Rows | None = None
 
     @property
     def free_count(self) -> int:
@@ -166,9 +180,13 @@ class RowTable:
         self.window_first[row] = 0
         self.generation[row] += 1
         self.releases += 1
+        microbatch = int(self.microbatch[row])
         if self.decoding[row]:
             self.decoding[row] = False
-            self._batch = None
+            self._batches[microbatch] = self._going = None
+        if microbatch != NO_MICROBATCH:
+            self.bound[microbatch] -= 1
+            self.microbatch[row] = NO_MICROBATCH
         request.row = -1
         heapq.heappush(self._free, row)
         return held
@@ -177,22 +195,45 @@ class RowTable:
         """The committed output of a row that its request's `kept` does not hold, at most one tail; a view."""
         return self.tail[row, : self.output[row] % TAIL_TOKENS]
 
+    def bind(self, row: int, microbatch: int) -> None:
+        """The row belongs to a micro-batch until it is released."""
+        assert self.microbatch[row] == NO_MICROBATCH, "a row is bound once"
+        self.microbatch[row] = microbatch
+        self.bound[microbatch] += 1
+
     def start_decoding(self, row: int) -> None:
-        """From the next step on the row gets one token per step."""
+        """From the next step of its micro-batch on the row gets one token per step."""
         assert self.left[row] > 0, "a decoding row has output left"
         self.decoding[row] = True
-        self._batch = None
+        self._batches[self.microbatch[row]] = self._going = None
 
-    def stop_decoding(self, rows: Rows) -> None:
-        """The last token of these rows is launched; they wait for their results."""
+    def stop_decoding(self, rows: Rows, microbatch: int) -> None:
+        """The last token of these rows of a micro-batch is launched; they wait for their results."""
         self.decoding[rows] = False
-        self._batch = None
+        self._batches[microbatch] = self._going = None
 
-    def decode_batch(self) -> Batch:
-        """All decoding rows; the same object until the set changes."""
-        if self._batch is None:
-            self._batch = self.batch_of(np.flatnonzero(self.decoding))
-        return self._batch
+    def decode_batch(self, microbatch: int) -> Batch:
+        """All decoding rows of a micro-batch; the same object until the set changes."""
+        batch = self._batches[microbatch]
+        if batch is None:
+            going = self.decoding if len(self.bound) == 1 else self.decoding & (self.microbatch == microbatch)
+            batch = self._batches[microbatch] = self.batch_of(np.flatnonzero(going))
+        return batch
+
+    def going(self) -> Rows:
+        """The decoding rows of all micro-batches, ascending."""
+        if len(self.bound) == 1:
+            return self.decode_batch(0).rows
+        if self._going is None:
+            self._going = np.flatnonzero(self.decoding)
+        return self._going
+
+    def newest_tokens(self, rows: Rows) -> bytes:
+        """The newest committed output token of each of `rows`, int64."""
+        output = self.output[rows]
+        assert not len(output) or int(output.min()) > 0, "a decode row has a token to begin from"
+        newest: Int64s = self.tail[rows, (output - 1) & (TAIL_TOKENS - 1)]
+        return newest.tobytes()
 
     def batch_of(self, rows: Rows) -> Batch:
         """A batch over chosen rows, for a step that leaves some out."""
@@ -207,7 +248,7 @@ class RowTable:
             rows_column=rows.astype(np.int32).tobytes(),
             generations_column=generations.tobytes(),
             counts_column=np.ones(len(rows), np.int32).tobytes(),
-            flags_column=bytes([SAMPLE]) * len(rows),
+            flags_column=bytes([SAMPLE | EXPLICIT if self.explicit else SAMPLE]) * len(rows),
             slots_column=self.working_slots(rows),
         )
 

@@ -2,7 +2,8 @@
 
 Owns the dispatch of inputs and the decision when a step may be formed. Must never read a clock, a socket, randomness
 or anything else that is not an input: the same inputs give the same outputs, byte for byte. Invariants: only `Ticked`
-emits a step; at most two forwards are in flight with overlap, one without; nothing a front end sends raises.
+emits a step; at most two forwards are in flight with overlap, one without, or one per micro-batch where there are
+several; nothing a front end sends raises.
 
     Arrived -> accept | refuse | answer again       Reported -> commit, end          Ticked -> deadlines, one step
     Aborted, FinishAsked, FrontEndLost -> end       Epoch... -> memory comes, goes   Controlled -> drain, stop
@@ -18,7 +19,7 @@ import msgspec
 
 from allocator.checks import Checks
 from allocator.errors import InvariantBroken
-from daemon.core import caching, deadlines, epochs, gauges, inputs, lives, relief
+from daemon.core import caching, deadlines, epochs, gauges, inputs, lives, microbatches, relief
 from daemon.core.arrival import arrive
 from daemon.core.batching import bare_step, form
 from daemon.core.digest import state_digest
@@ -219,8 +220,8 @@ class SchedulerCore:
         if flushed:
             core.memory.flush(core.flush_moves)
             core.flush_moves = 0
-        if core.in_flight < self._in_flight_max():
-            out.step = form(core, now_ns, out)
+        if core.in_flight < core.in_flight_max:
+            out.step = self._form(now_ns, out)
             core.blocked = out.step is None
             self._count_stall(out.step, now_ns, out)
         wanted = core.snapshot_wanted and self._bare_allowed()
@@ -230,6 +231,18 @@ class SchedulerCore:
             out.step, core.snapshot_wanted = msgspec.structs.replace(out.step, snapshot=True), False
         if core.busy and not core.live and not core.in_flight:
             self._become_idle(now_ns, out)
+
+    def _form(self, now_ns: int, out: Outputs) -> Step | None:
+        """A step with a forward, of the first micro-batch that can have one now."""
+        core = self._state
+        if core.microbatches == 1:
+            return form(core, now_ns, out)
+        for one in microbatches.ready(core):
+            core.forming = one
+            step = form(core, now_ns, out)
+            if step is not None:
+                return step
+        return None
 
     def _become_idle(self, now_ns: int, out: Outputs) -> None:
         core = self._state
@@ -262,9 +275,6 @@ class SchedulerCore:
             words, last = relief.last_verdicts(core)
             out.decisions.append(Decided(now_ns, Verdict.STALLED, 0, f"livelock: {words}", numbers | last))
 
-    def _in_flight_max(self) -> int:
-        return 2 if self._state.config.overlap else 1
-
     def _bare_allowed(self) -> bool:
         core = self._state
         return len(core.flights) - core.in_flight < BARE_STEPS_MAX
@@ -281,13 +291,15 @@ class SchedulerCore:
             return False
         if (core.flush_moves or core.snapshot_wanted) and self._bare_allowed():
             return True
-        if core.in_flight >= self._in_flight_max():
+        if core.in_flight >= core.in_flight_max:
             return False
         if not core.live:
             return not core.in_flight and (core.busy or self._owes_step())
         if core.blocked:
             return not core.in_flight and (self._owes_step() or core.stalled_ticks < core.config.stall_steps)
-        return bool(len(core.queue) or core.resident is not None or len(core.rows.decode_batch()))
+        if core.microbatches > 1:
+            return any(True for _ in microbatches.ready(core))
+        return bool(len(core.queue) or core.resident is not None or len(core.rows.decode_batch(0)))
 
     def _due_ns(self) -> int | None:
         core = self._state

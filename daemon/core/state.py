@@ -101,6 +101,7 @@ class Flight:
     hits: tuple[tuple[int, int], ...] = ()
     launched_ns: int = 0
     prompt_tokens: int = 0
+    microbatch: int = 0
 
 
 @dataclass(slots=True)
@@ -169,6 +170,11 @@ class CoreState:
         self.told_through = 0  # processed_through as the newest step carried it
         self.flights: deque[Flight] = deque()
         self.in_flight = 0
+        self.in_flight_max = 0
+        self.microbatches = 1
+        self.forming = 0  # the micro-batch that is being formed
+        self.launched = [0]  # by micro-batch, the step of its newest forward
+        self.flying = [0]  # by micro-batch, its forwards in flight
         self.memory: Memory | None = None
         self.rows = RowTable(self.running_max, self.config.page_size)
         self.resident: Request | None = None
@@ -196,7 +202,12 @@ class CoreState:
         memory = Memory(geometry, checks, self.config)
         windows = [tokens for _, tokens in memory.windows]
         self.epoch, self.memory, self.facts, self.measure = epoch, memory, facts, memory
-        self.rows = RowTable(self.running_max, self.config.page_size, windows, memory.slots_each)
+        stages, overlap = len(geometry.stages), self.config.overlap
+        self.microbatches = stages + 1 if stages > 1 and overlap else 1
+        self.in_flight_max = max(self.microbatches, 1 + overlap)
+        self.launched, self.flying = [0] * self.microbatches, [0] * self.microbatches
+        page_size, slots_each = self.config.page_size, memory.slots_each
+        self.rows = RowTable(self.running_max, page_size, windows, slots_each, self.microbatches, stages > 1)
         self.steady = memory.none
         self.told_evicted = (memory.none, memory.none)
         self.stop_uses = np.zeros(facts.vocab_size, np.int32)

@@ -34,7 +34,8 @@ SAID_ELSEWHERE = {
     | {"expected", "pace"},  # parts of their own below; what the queue holds has its own test
     "group": {"prompt", "generate"},
     "request": {"group", "sequence", "match"},
-    "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batch"} | {"windows", "slots_each"},
+    "rows": {"capacity", "page_size", "owners", "tail", "table", "_free", "_batches", "_going"}
+    | {"windows", "slots_each", "explicit"},
     "flight": set[str](),
     "expected": {"_full"},  # in the configuration
     "pace": {"_chunk_tokens"},  # in the configuration
@@ -151,6 +152,9 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "checkpoints_hit": [1, *core.checkpoints_hit[1:]],
         "changed": {0: [1]},
         "lock": next(owner.lock for owner in core.rows.owners if owner is not None),
+        "launched": [99],
+        "flying": [99],
+        "bound": [99],
         "helpless": Helpless(some.number, 1, (0, 0, 0), 1),
         "deadlines": due,
         "_estimates": {"": Estimate(7)},

@@ -7,7 +7,7 @@ step that a real rank could not run: it fails with an assertion about the step.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,17 +38,33 @@ class Shape:
 FULL_ONLY = Shape()
 
 
-def geometry(pages: int, page_size: int = 4, shape: Shape = FULL_ONLY) -> Geometry:
-    """One stage with room for exactly `pages` pages of full attention, shared by all bands of the shape."""
+def geometry(pages: int, page_size: int = 4, shape: Shape = FULL_ONLY, stages: int = 1) -> Geometry:
+    """A first stage with room for exactly `pages` pages of full attention, shared by all bands of the shape.
+
+    A second one has twice the full attention, no windows, and an arena a little too small for it; a third one has no
+    full attention where the shape has anything else; later ones are like the first.
+    """
+    first = _stage(pages, shape)
+    more = [
+        _stage(2 * pages - 1, replace(shape, full_bytes=2 * shape.full_bytes, window_bytes=0))
+        if shape.full_bytes
+        else first,
+        _stage(pages, replace(shape, full_bytes=0)) if shape.windows or shape.state else first,
+    ]
+    smallest = min(band.unit_bytes for band in first.bands if band.unit_bytes and band.kind != "state")
+    virtual_pages = 2 * pages * max(1, UNIT_BYTES // smallest)
+    return Geometry(
+        page_size, virtual_pages, 2 * pages if shape.state else 0, [first, *more, *[first] * stages][:stages]
+    )
+
+
+def _stage(pages: int, shape: Shape) -> StageGeometry:
     bands = [BandGeometry(f"window:{tokens}", "window", shape.window_bytes, tokens) for tokens in shape.windows]
     bands.append(BandGeometry("full", "full", shape.full_bytes))
     if shape.state:
         bands.insert(0, BandGeometry("state", "state", shape.slot_bytes))
     start = max(UNIT_BYTES, *(band.unit_bytes for band in bands))
-    stage = StageGeometry(UNIT_BYTES * pages + start, start, bands)
-    smallest = min(band.unit_bytes for band in bands if band.unit_bytes and band.kind != "state")
-    virtual_pages = 2 * pages * max(1, UNIT_BYTES // smallest)
-    return Geometry(page_size, virtual_pages, 2 * pages if shape.state else 0, [stage])
+    return StageGeometry(UNIT_BYTES * pages + start, start, bands)
 
 
 def next_token(seed: int, choice: int, history: list[int], vocab_size: int, banned: frozenset[int]) -> int:
@@ -73,6 +89,8 @@ class RankRow:
     prefixes: list[int] = field(default_factory=lambda: [0])
     computed: int = 0
     sampling: RowSampling | None = None
+    microbatch: int = -1  # that of the step with its first sampled token
+    sampled_seq: int = 0  # the step with its newest one
 
     def extend(self, tokens: list[int]) -> None:
         """Tokens that are known from now on."""
@@ -96,7 +114,12 @@ class RankDouble:
         self.kv: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}  # band and page -> offset -> prefix and token
         self.states: dict[int, int] = {}  # slot -> prefix
         self.seq = 0
+        stages, overlap = len(geometry.stages), config.overlap
+        self.microbatches = stages + 1 if stages > 1 and overlap else 1
+        self.explicit = stages > 1
+        self.in_flight_max = max(self.microbatches, 1 + overlap)
         self.launched: list[int] = []  # seqs with a forward
+        self.launched_of = [0] * self.microbatches  # the newest of each micro-batch
         self.reports: deque[inputs.Reported] = deque()
 
     def apply(self, step: Step, processed: int) -> None:
@@ -112,14 +135,26 @@ class RankDouble:
         tokens: list[int] = []
         logprobs: list[RowLogprobs] = []
         if step.forward is not None:
-            assert sum(seq > processed for seq in self.launched) < (2 if self.config.overlap else 1)
+            assert sum(seq > processed for seq in self.launched) < self.in_flight_max
+            self._enter_microbatch(step.microbatch, step.seq, processed)
             self.launched.append(step.seq)
-            rows, tokens, logprobs = self._run(step.forward)
+            rows, tokens, logprobs = self._run(step.forward, processed)
+            for row in rows:
+                state = self.rows[row]
+                assert state.microbatch in (-1, step.microbatch), "a row stays with its micro-batch"
+                state.microbatch, state.sampled_seq = step.microbatch, step.seq
         generations = [self.rows[row].generation for row in rows]
         report = inputs.Reported(
             0, step.epoch, step.seq, pack_i32(rows), pack_i32(generations), pack_i64(tokens), logprobs
         )
         self.reports.append(report)
+
+    def _enter_microbatch(self, microbatch: int, seq: int, processed: int) -> None:
+        """Stages of a pipeline see one forward of a micro-batch at a time."""
+        assert 0 <= microbatch < self.microbatches, "there is such a micro-batch"
+        if self.microbatches > 1:
+            assert self.launched_of[microbatch] <= processed, "a micro-batch has one forward in flight"
+        self.launched_of[microbatch] = seq
 
     def _apply_op(self, op: Op) -> None:
         if isinstance(op, Rebind):
@@ -145,7 +180,7 @@ class RankDouble:
                     if self.bands[part.band].kind == "state":
                         self.states.pop(unit, None)
 
-    def _run(self, forward: Forward) -> tuple[list[int], list[int], list[RowLogprobs]]:
+    def _run(self, forward: Forward, processed: int) -> tuple[list[int], list[int], list[RowLogprobs]]:
         rows = i32(forward.rows).tolist()
         assert rows, "a forward without rows"
         assert len(set(rows)) == len(rows), "a row twice in one forward"
@@ -166,7 +201,7 @@ class RankDouble:
             assert self.rows[sampling.row].generation == sampling.generation
             assert self.rows[sampling.row].sampling is None, "sampling comes with the first forward of a generation"
             self.rows[sampling.row].sampling = sampling
-        return self._advance(forward, rows, counts, flags)
+        return self._advance(forward, rows, counts, flags, processed)
 
     def _set_entries(self, forward: Forward, generations: dict[int, int]) -> None:
         entries = zip(
@@ -193,7 +228,7 @@ class RankDouble:
         return slots
 
     def _advance(
-        self, forward: Forward, rows: list[int], counts: list[int], flags: list[int]
+        self, forward: Forward, rows: list[int], counts: list[int], flags: list[int], processed: int
     ) -> tuple[list[int], list[int], list[RowLogprobs]]:
         given = i64(forward.tokens).tolist()
         sampled: list[int] = []
@@ -205,16 +240,21 @@ class RankDouble:
             if start and not state.computed:
                 self._recall(state, start)
             assert start == state.computed, "starts are contiguous"
-            if flag & EXPLICIT:
-                assert len(state.history) == start
+            chunk = len(state.history) == start
+            assert chunk or bool(flag & EXPLICIT) == self.explicit, "a later stage's token is no earlier one's to know"
+            if chunk:
+                assert flag & EXPLICIT, "the tokens of a chunk come with it"
                 state.extend(given[:count])
-                given = given[count:]
+            elif self.explicit:
+                assert state.sampled_seq <= processed, "a token is known when its step was reported"
+                assert given[:count] == [state.history[start]], "a row goes on from the token that it sampled last"
+            given = given[count:] if flag & EXPLICIT else given
             assert len(state.history) >= start + count, "the input of a row is known"
             assert len(state.table) == -(-(start + count) // self.page_size), "the table covers the forward, no more"
             self._compute(state, start, count, slot)
             sampling = state.sampling
             assert sampling is not None
-            if flag & EXPLICIT and sampling.sampling.prompt_logprobs >= 0:
+            if chunk and sampling.sampling.prompt_logprobs >= 0:
                 first = max(1, start)
                 values = logprobs_of(state.history[first : start + count])
                 if first < start + count:

@@ -89,12 +89,13 @@ class World:
         begin: bool = True,
         shape: Shape = FULL_ONLY,
         caching: bool | None = None,
+        stages: int = 1,
     ) -> None:
         self.config = config or CoreConfig(page_size=4, max_running_requests=4, max_batched_tokens=32)
         if caching is not None:
             self.config = msgspec.structs.replace(self.config, enable_prefix_caching=caching)
         self.core = SchedulerCore(self.config, Checks(STRICT))
-        self.pages, self.shape, self.facts = pages, shape, model or facts()
+        self.pages, self.shape, self.stages, self.facts = pages, shape, stages, model or facts()
         self.now_ns = START_NS
         self.epoch = 0
         self.decisions: list[Decided] = []
@@ -120,7 +121,7 @@ class World:
     def begin(self) -> None:
         """A new epoch: fresh ranks."""
         self.epoch += 1
-        arena = geometry(self.pages, self.config.page_size, self.shape)
+        arena = geometry(self.pages, self.config.page_size, self.shape, self.stages)
         self.rank = RankDouble(arena, self.config, self.facts, self.epoch)
         self.processed = 0
         self.launched_ns.clear()
