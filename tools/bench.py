@@ -12,6 +12,10 @@ import sys
 # name -> (module with main(argv), what it measures)
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "core": ("tools.bench_core", "one scheduler iteration without a model: core, logical chain, journal to a file"),
+    "ranks": (
+        "tools.bench_ranks",
+        "a step's way to the ranks of a layout and back, without a model: control traffic beside the core's time",
+    ),
     "allocator": (
         "tools.allocator_bench.command",
         "the allocator's two chains: microseconds a call, bytes moved, bookkeeping",
