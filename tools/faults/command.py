@@ -33,6 +33,7 @@ from tools.faults.work import Sizes
 from tools.own_server import ServerFailed
 from tools.result_files import put
 
+DEPTH_OF_A_STAGE = 2  # modeled layers of each pipeline stage
 TIE_BOUND = 0.05  # of log probabilities in float32 and bfloat16 alike: what reductions in another order can move
 
 
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     planted = commands.add_parser("run", help="faults planted in the processes of one server, or every one in turn")
     planted.add_argument("specs", nargs="*", metavar="SPEC", help="PROCESS:POINT=NUMBER:ACTION[:OPTION=VALUE...]")
     planted.add_argument("--each", action="store_true", help="every action in turn, a server each")
+    planted.add_argument("--only", default="", metavar="TEXT", help="with --each: those whose specification has it")
     struck = commands.add_parser("campaign", help="kill and stop each process at random moments under load")
     struck.add_argument("--rounds", type=int, default=20, help="strikes [20]")
     struck.add_argument("--only", default="", metavar="KIND,...", help=f"of {', '.join(KINDS)}, or a part of a name")
@@ -93,6 +95,7 @@ def plan_of(options: argparse.Namespace, serve: list[str]) -> Plan:
     modeled = options.rank_runner == "modeled"
     if modeled:
         flags += ["--rank-runner", "modeled", "--rank-option", f"delay_us={options.delay_us}"]
+        flags += ["--rank-option", f"depth={DEPTH_OF_A_STAGE * options.pp}"] if options.pp > 1 else []
     strikes: tuple[Any, ...] = ()
     if options.command == "campaign":
         if options.rounds < 1:
@@ -120,7 +123,8 @@ def _told(row: dict[str, Any]) -> None:
 
 def run_cases(options: argparse.Namespace, made: Plan) -> dict[str, Result]:
     """The undisturbed server, then one for each case; by the specifications of the case."""
-    chosen = cases(options.pp, options.tp) if options.each else [Case(";".join(options.specs), ())]
+    every = [case for case in cases(options.pp, options.tp) if options.only in case.specs]
+    chosen = every if options.each else [Case(";".join(options.specs), ())]
     results: dict[str, Result] = {}
     sys.stderr.write("undisturbed\n")
     quiet = run(_below(made, "undisturbed"), _told)

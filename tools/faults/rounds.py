@@ -81,12 +81,19 @@ class Rounds:
         """
         done = Round(number, strike, [Story(task) for task in self._tasks], began_s=time.monotonic())
         async with trio.open_nursery() as nursery:
-            if strike is not None:
-                nursery.start_soon(self._strike, done, strike, strike.share * undisturbed_s)
+            struck = trio.Event()
+            if strike is None:
+                struck.set()
+            else:
+                nursery.start_soon(self._strike, done, strike, strike.share * undisturbed_s, struck)
+            if strike is None or strike.kind != "launcher:kill":
+                nursery.start_soon(self._keep_up, done)
             with trio.move_on_after(self._patience_s):
                 async with http_clients.open_client(self.server.url, 64) as http, trio.open_nursery() as clients:
                     for story in done.stories:
                         clients.start_soon(self._follow, http, done, story)
+            await struck.wait()
+            nursery.cancel_scope.cancel()
         done.ended_s = time.monotonic()
         await self._settle(done)
         arrivals = [moment for story in done.stories for moment in story.arrivals_s]
@@ -109,8 +116,14 @@ class Rounds:
 
     # --- the strike
 
-    async def _strike(self, done: Round, strike: Strike, after_s: float) -> None:
+    async def _strike(self, done: Round, strike: Strike, after_s: float, struck: trio.Event) -> None:
         await trio.sleep(after_s)
+        try:
+            await self._deliver(done, strike)
+        finally:
+            struck.set()
+
+    async def _deliver(self, done: Round, strike: Strike) -> None:
         if strike.kind.startswith("client"):
             done.struck_s, done.victim = time.monotonic(), "the campaign's own front ends"
             for wire in self._wires:
@@ -133,6 +146,23 @@ class Rounds:
         elif strike.kind == "launcher:kill":
             await trio.to_thread.run_sync(self._start_again, done, family)
 
+    async def _keep_up(self, done: Round) -> None:
+        """A server that ends unasked is a problem, and is started again, so that the round can go on."""
+        while True:
+            await trio.sleep(LOOK_S)
+            code = self.server.exit_code
+            if code is None:
+                continue
+            done.problems.append(f"the server ended with code {code} (see {self._keep_tail(done)})")
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._start, done)
+
+    def _keep_tail(self, done: Round) -> Path:
+        """What the server said last, in a file beside the run directory."""
+        path = self.server.run_dir.with_name(f"{self.server.run_dir.name}.round-{done.number}.txt")
+        path.write_text(self.server.tail())
+        return path
+
     def _start_again(self, done: Round, family: list[psutil.Process]) -> None:
         """Everything of the server must end by itself; then it is started again in the same place."""
         _, left = psutil.wait_procs(family, timeout=GONE_WITHIN_S)
@@ -141,10 +171,13 @@ class Rounds:
             done.problems.append(f"outlived the launcher by {GONE_WITHIN_S:g} s: pids {[one.pid for one in left]}")
             for process in left:
                 process.kill()
+        self._start(done)
+
+    def _start(self, done: Round) -> None:
         try:
             self.server.start(GREEN_WITHIN_S)
         except ServerFailed as error:
-            done.problems.append(str(error))
+            done.problems.append(f"it did not start again: {str(error).splitlines()[0]} (see {self._keep_tail(done)})")
 
     # --- the end of a round
 
@@ -154,7 +187,7 @@ class Rounds:
             while not self._watch.green_since(done.ended_s):
                 await trio.sleep(LOOK_S)
                 if self.server.exit_code is not None:
-                    text = f"the server ended with code {self.server.exit_code}\n{self.server.tail()}"
+                    text = f"the server ended with code {self.server.exit_code} (see {self._keep_tail(done)})"
                     done.problems.append(text)
                     return
         if scope.cancelled_caught:

@@ -19,8 +19,8 @@ from tools.faults.strikes import EXPECTED
 from tools.tables import print_table
 
 COLUMNS = (
-    ("round", "round"), ("kind", "strike"), ("at_s", "at s"), ("red_s", "red after s"), ("green_s", "green after s"),
-    ("tokens_s", "tokens after s"), ("silence_s", "silence s"), ("gone_s", "all gone after s"), ("equal", "equal"),
+    ("round", "round"), ("kind", "strike"), ("at_s", "at s"), ("red_s", "red s"), ("green_s", "green s"),
+    ("tokens_s", "tokens s"), ("silence_s", "silence s"), ("gone_s", "gone s"), ("equal", "equal"),
     ("near_ties", "ties"), ("parted", "parted"), ("lost", "lost"), ("missing", "missing"), ("doubled", "doubled"),
     ("broken", "broken"), ("resumes", "resumed"), ("took_s", "round s"), ("victim", "victim"),
 )  # fmt: skip
@@ -43,7 +43,7 @@ def _cell(value: object) -> str:
 
 def print_result(console: Console, result: Result, title: str) -> None:
     """Rounds, medians of each kind, near-ties, problems, and the verdict on the journal."""
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for _, heading in COLUMNS:
         table.add_column(heading, justify="right")
     for row in result.rounds:
