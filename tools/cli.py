@@ -23,6 +23,7 @@ INTERRUPTED = 130
 COMMANDS: dict[str, Command] = {
     "serve": Command("daemon.launcher", "serve a model over the OpenAI API: everything, started and ended together"),
     "daemon": Command("daemon.__main__", "the scheduler daemon with its ranks, without HTTP"),
+    "rank": Command("daemon.rank.remote", "a rank placed by torchrun, Slurm, Ray or by hand, here or on another host"),
     "frontend": Command("daemon.frontend.__main__", "an HTTP front end of a running daemon"),
     "plan": Command("tools.plan", "what a model stores, what requests cost and how many fit, from its config alone"),
     "simulate": Command(
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Command] = {
         "feed a journal to a fresh core: check every step, stop at a record, or say why a request waited",
     ),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
+    "trim": Command("tools.trim", "delete what a journal no longer needs, once two snapshots prove it"),
     "bench": Command(
         "tools.bench",
         "measure: the core, the allocator, the cache, serving, kernels, pressure; `bench --help` lists them",

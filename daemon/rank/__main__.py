@@ -20,9 +20,10 @@ import trio
 from daemon.exits import DaemonError
 from daemon.faults import Faults, planted
 from daemon.processes import die_with_parent
+from daemon.rank.command_line import EXIT_FAULT, EXIT_NOT_JOINED, add_connection
 from daemon.rank.errors import RankError
 from daemon.rank.faults import FaultyStream
-from daemon.rank.loop import EXIT_FAULT, Place, RankLoop
+from daemon.rank.loop import Place, RankLoop
 from ipc.errors import IpcError
 from ipc.keys import load_client_keys
 from ipc.streams import RankStream
@@ -57,13 +58,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
-    """The flags that say how to reach the daemon over tcp."""
-    parser.add_argument("--keys", default="", help="directory of CURVE keys (`bandmaster keys`), needed for tcp://")
-    parser.add_argument("--client", default="rank", help="whose key in that directory this rank uses [rank]")
-    parser.add_argument("--insecure", action="store_true", help="allow tcp:// without keys")
-
-
 def open_stream(arguments: argparse.Namespace, token: str, faults: Faults) -> RankStream:
     """The stream to the daemon, one that does wrong where a fault asks for it; raises IpcError for keys or endpoint."""
     keys = load_client_keys(Path(arguments.keys), arguments.client) if arguments.keys else None
@@ -88,7 +82,7 @@ async def serve(arguments: argparse.Namespace, token: str, faults: Faults) -> in
         stream = open_stream(arguments, token, faults)
     except IpcError as error:
         structlog.get_logger("rank").error("cannot connect", error=str(error))
-        return code
+        return EXIT_NOT_JOINED
     try:
         code = await RankLoop(stream, Place(arguments.stage, arguments.rank), faults).run()
     except* (IpcError, RankError, trio.TooSlowError) as group:
@@ -99,7 +93,7 @@ async def serve(arguments: argparse.Namespace, token: str, faults: Faults) -> in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank for one epoch; returns its exit code (`loop.EXIT_...`)."""
+    """Run one rank for one epoch; returns its exit code (`command_line`)."""
     die_with_parent(signal.SIGKILL)
     arguments = parse(argv)
     place = Place(arguments.stage, arguments.rank)

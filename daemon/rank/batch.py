@@ -24,6 +24,8 @@ from daemon.rank.rows import RowTable
 from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import EXPLICIT, SAMPLE, Forward
 
+NONE: Int64s = np.zeros(0, dtype=np.int64)
+
 
 class BandPages(NamedTuple):
     """Where one token band stores the positions of a batch of n rows and T tokens.
@@ -46,7 +48,8 @@ class Batch(NamedTuple):
     `write_slots` int64[T]: each token's slot in its page; `bands`: per band in chain order its pages, None for state
     and for a band that stores nothing on this stage; `slots` int64[n]: physical working state slots (empty without
     state); `sampled` int64[k]: indexes of the rows that sample; `carried` int64[c]: indexes of the rows whose one input
-    token is their last sampled one (`tokens` holds -1 there until the runner fills it).
+    token is their last sampled one (`tokens` holds -1 there until the runner fills it); `decoding` int64[d]: indexes of
+    the rows that have sampled in this generation, whose input is what they sampled last, carried or told.
     """
 
     seq: int
@@ -64,6 +67,7 @@ class Batch(NamedTuple):
     carried: Int64s
     sampling: SamplingTable
     page_size: int
+    decoding: Int64s = NONE
 
 
 def build_batch(
@@ -107,6 +111,7 @@ def build_batch(
         carried=carried,
         sampling=rows.sampling,
         page_size=page_size,
+        decoding=np.flatnonzero(rows.has_sampled[row]),
     )
     rows.sample(row[carried], row[sampled])
     return batch

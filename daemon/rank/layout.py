@@ -1,4 +1,7 @@
-"""Layout: where one rank stands among the stages and tensor ranks of its epoch, and on its machine. Without torch."""
+"""Layout: where one rank stands among the stages and tensor ranks of its epoch, and on its machine.
+
+Owns the order of ranks. Must never import torch: modeled ranks have layouts too.
+"""
 
 from __future__ import annotations
 

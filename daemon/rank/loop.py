@@ -17,6 +17,14 @@ import trio
 
 from allocator.geometry import Geometry
 from daemon.faults import Faults
+from daemon.rank.command_line import (
+    EXIT_AGAIN,
+    EXIT_FAULT,
+    EXIT_NOT_JOINED,
+    EXIT_ORPHANED,
+    EXIT_STOPPED,
+    JOIN_TIMEOUT_S,
+)
 from daemon.rank.errors import StepRefused
 from daemon.rank.faults import faulty_runner
 from daemon.rank.runner import Prepared, Runner, open_runner
@@ -26,14 +34,7 @@ from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, Ran
 from ipc.streams import RankStream
 
 HEARTBEAT_S = 1.0
-JOIN_TIMEOUT_S = 60.0
 FAULT_LINGER_S = 1.0  # after a Fault: time for it to leave the process; a Stop or the daemon's end cuts it short
-
-EXIT_STOPPED = 0
-EXIT_FAULT = 1
-EXIT_ORPHANED = 3  # the daemon or the parent process is gone
-EXIT_AGAIN = 4  # stopped, and another epoch follows
-EXIT_NOT_JOINED = 5  # no daemon took this rank in
 
 log = structlog.get_logger("rank")
 
@@ -66,7 +67,7 @@ class RankLoop:
         self._thread = WorkThread(deliver)
 
     async def run(self) -> int:
-        """Serve one epoch; the exit code is one of the EXIT_ numbers of this module."""
+        """Serve one epoch; the exit code is one of those of `command_line`."""
         try:
             hello = await self._stream.join(os.getpid(), JOIN_TIMEOUT_S)
         except trio.TooSlowError:

@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
 def wanted_positions(batch: Batch) -> Wanted:
     """The last position of each sampling row, or every position of a chunk that reports its prompt."""
     asks = batch.sampling.prompt_logprobs[batch.rows] >= 0
-    asks[batch.carried] = False
+    asks[batch.decoding] = False
     lasts = batch.offsets[1:] - 1
     if not asks.any():
         return Wanted(lasts[batch.sampled], np.arange(batch.sampled.size), [])

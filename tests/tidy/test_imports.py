@@ -23,6 +23,7 @@ SHELL_SHARED = (
     "daemon.settings_table",
     "daemon.exits",
     "daemon.faults",
+    "daemon.layers",
     "daemon.processes",
     "daemon.clock",
     "daemon.logs",

@@ -1,0 +1,200 @@
+"""`bandmaster rank`: a rank that torchrun, Slurm, Ray or a person starts, for as long as its daemon wants one.
+
+Owns the place of this rank by the launcher's environment, and one `python -m daemon.rank` after the other, one for each
+epoch. Must never compute or talk to the daemon itself. It starts the next one when an epoch was lost or the daemon came
+back in another life, with growing pauses, and ends when the daemon says that it is over or has not been there for
+`--join-timeout`. A rank that is stopped (SIGSTOP) for `FROZEN_S` is killed: the daemon has given it up by then.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE       torchrun, and what Ray's workers are given
+    SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID            srun
+    stage = RANK // tensor ranks, tensor rank = RANK % tensor ranks
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from daemon.processes import child_environment, die_with_parent, module_command
+from daemon.rank.command_line import (
+    EXIT_AGAIN,
+    EXIT_NOT_JOINED,
+    EXIT_ORPHANED,
+    EXIT_STOPPED,
+    JOIN_TIMEOUT_S,
+    add_connection,
+)
+from daemon.rank.errors import BadOption
+
+WITHOUT_DAEMON_S = 600.0
+SURELY_JOINED_S = JOIN_TIMEOUT_S + 10  # a process that lived so long had joined
+PAUSE_FIRST_S, PAUSE_MOST_S = 0.1, 5.0
+FROZEN_S = 15.0
+LOOK_S = 0.2
+EXIT_USAGE = 2
+# Names of one number under each launcher; the first that is set counts.
+RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+WORLD = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
+class RemotePlace(NamedTuple):
+    """Which rank this is, and the environment that tells it where on its machine it stands."""
+
+    stage: int
+    rank: int
+    environ: dict[str, str]
+
+
+def place_of(stage: int | None, rank: int | None, tensor_ranks: int, environ: Mapping[str, str]) -> RemotePlace:
+    """By flags, else by the launcher's environment; raises BadOption naming what is missing or contradicts."""
+    local = {"LOCAL_RANK": _find(LOCAL_RANK, environ), "LOCAL_WORLD_SIZE": _find(LOCAL_WORLD, environ)}
+    told = {name: str(value) for name, value in local.items() if value is not None}
+    if (stage is None) != (rank is None):
+        raise BadOption("--stage and --rank belong together; leave both out where the launcher sets RANK")
+    if stage is not None and rank is not None:
+        return RemotePlace(stage, rank, told)
+    number, world = _find(RANK, environ), _find(WORLD, environ)
+    if number is None:
+        raise BadOption(
+            f"which rank is this? None of {', '.join(RANK)} is set, as torchrun, srun and mpirun do; pass --stage and "
+            "--rank, or set RANK"
+        )
+    if world is not None and world % tensor_ranks:
+        raise BadOption(
+            f"WORLD_SIZE {world} is no multiple of --tensor-parallel-size {tensor_ranks}: every stage has that many "
+            "ranks; start stages x tensor ranks of them"
+        )
+    return RemotePlace(number // tensor_ranks, number % tensor_ranks, told)
+
+
+def _find(names: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    for name in names:
+        text = environ.get(name, "")
+        if text:
+            if not text.isdecimal():
+                raise BadOption(f"{name}={text!r} in the environment is no whole number")
+            return int(text)
+    return None
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="bandmaster rank",
+        description="One rank of a daemon that runs with --rank-launch wait, here or on another host.",
+    )
+    add = parser.add_argument
+    add("--endpoint", required=True, help="the daemon's --ranks-endpoint, tcp://HOST:PORT or ipc://PATH")
+    add("--tensor-parallel-size", "--tp", type=_count, default=1, metavar="N", help="as of the daemon [1]")
+    add("--stage", type=int, help="pipeline stage [by RANK of the environment]")
+    add("--rank", type=int, help="tensor rank within the stage [by RANK of the environment]")
+    add("--join-timeout", type=float, default=WITHOUT_DAEMON_S, metavar="S", help="seconds without a daemon [600]")
+    add_connection(parser)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+class Epochs:
+    """One process after the other, until it is over; `run` returns the exit code."""
+
+    def __init__(
+        self,
+        start: Callable[[], subprocess.Popen[bytes]],
+        join_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._start = start
+        self._join_timeout_s = join_timeout_s
+        self._clock, self._pause = clock, pause
+        self._child: subprocess.Popen[bytes] | None = None
+        self._signal = 0
+
+    def run(self) -> int:
+        """0 when the daemon said that it is over, 5 when there was none for too long, 128 + the signal after one."""
+        pause_s, heard = PAUSE_FIRST_S, self._clock()
+        while not self._signal:
+            started = self._clock()
+            self._child = self._start()
+            code = self._wait(self._child)
+            if code == EXIT_STOPPED:
+                return code
+            now = self._clock()
+            if code in (EXIT_AGAIN, EXIT_ORPHANED) or now - started > SURELY_JOINED_S:
+                pause_s, heard = PAUSE_FIRST_S, now
+            if now - heard >= self._join_timeout_s:
+                sys.stderr.write(
+                    f"bandmaster rank: no daemon took this rank in for {now - heard:.0f} s (--join-timeout "
+                    f"{self._join_timeout_s:g}): is it there, with --rank-launch wait, as many ranks and its key?\n"
+                )
+                return EXIT_NOT_JOINED
+            self._pause(pause_s)
+            pause_s = min(pause_s * 2, PAUSE_MOST_S)
+        return 128 + self._signal
+
+    def end(self, number: int, _: object) -> None:
+        """A signal for us: the process, which ignores Ctrl-C, is told to end, and no other follows."""
+        self._signal = number
+        if self._child is not None:
+            self._child.terminate()
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        """Its exit code, once it has ended; one that is frozen is killed."""
+        stopped_since: float | None = None
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(LOOK_S)
+            now = self._clock()
+            if not is_stopped(child.pid):
+                stopped_since = None
+            elif stopped_since is None:
+                stopped_since = now
+            elif now - stopped_since > FROZEN_S:
+                child.kill()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of ours was stopped by a signal."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve epochs; `Epochs.run` has the exit codes, 2 is for a command line or an environment that says too little."""
+    die_with_parent(signal.SIGTERM)
+    options = build_parser().parse_args(argv)
+    try:
+        place = place_of(options.stage, options.rank, options.tensor_parallel_size, os.environ)
+    except BadOption as error:
+        sys.stderr.write(f"bandmaster rank: {error}\n")
+        return EXIT_USAGE
+    given = ["--endpoint", options.endpoint, "--stage", str(place.stage), "--rank", str(place.rank)]
+    given += ["--keys", options.keys, "--client", options.client] if options.keys else []
+    given += ["--insecure"] if options.insecure else []
+    command = module_command("daemon.rank", *given)
+    environ = child_environment({**os.environ, **place.environ})
+    epochs = Epochs(lambda: subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL), options.join_timeout)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, epochs.end)
+    return epochs.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
