@@ -92,7 +92,7 @@ def _window(config: Any, index: int) -> Window:
 def _attention(config: Any, dtype_name: str, tp: int) -> MHA:
     heads, kv_heads = head_counts(config)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    _, kv_local = split_heads(config.model_type, "attention heads", heads, kv_heads, tp)
+    _, kv_local = split_heads(config.model_type, "attention heads", heads, kv_heads, tp, fill_up=True)
     return MHA(kv_local, dim, int(getattr(config, "v_head_dim", None) or dim), dtype_name)
 
 
@@ -123,23 +123,30 @@ def head_counts(config: Any) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def split_heads(model: str, what: str, heads: int, groups: int, tp: int) -> tuple[int, int]:
+def split_heads(model: str, what: str, heads: int, groups: int, tp: int, fill_up: bool = False) -> tuple[int, int]:
     """Heads and groups of one of `tp` ranks; groups fewer than ranks are replicated, one on each.
 
-    A group is what several heads share: K/V heads, Mamba's B and C, the key heads of a delta net. Raises
-    UnsupportedModel with the values of `tp` that do divide.
+    A group is what several heads share: K/V heads, Mamba's B and C, the key heads of a delta net. With `fill_up` groups
+    that do not divide are filled up with heads of zeros, if each rank still has a real one. Raises UnsupportedModel
+    with the values of `tp` that are possible.
     """
 
     def divides(ranks: int) -> bool:
         return heads % ranks == 0 and (groups % ranks == 0 or ranks % groups == 0)
 
-    if tp < 1 or not divides(tp):
-        able = [ranks for ranks in range(1, heads + 1) if divides(ranks)]
+    def fills(ranks: int) -> bool:
+        return fill_up and ranks < groups and (ranks - 1) * -(-groups // ranks) < groups and heads % groups == 0
+
+    if tp < 1 or not (divides(tp) or fills(tp)):
+        able = [ranks for ranks in range(1, heads + 1) if divides(ranks) or fills(ranks)]
         raise UnsupportedModel(
             f"{model}: {heads} {what} in {groups} groups cannot be split over tp={tp}; tp may be "
             f"{', '.join(map(str, able))}"
         )
-    return heads // tp, max(groups // tp, 1)
+    if divides(tp):
+        return heads // tp, max(groups // tp, 1)
+    each = -(-groups // tp)
+    return each * (heads // groups), each
 
 
 # --- recurrent state -----------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from daemon.rank.group import Group, SoloGroup
 from daemon.rank.paged_attention import AttentionSpec, PagedAttention
 from daemon.rank.products import Product
 from daemon.rank.row_ops import row_ops
-from daemon.rank.shard.cuts import Block, Once, Part, Take, rows_of, share, spread
+from daemon.rank.shard.attention import filled_up
+from daemon.rank.shard.cuts import Block, Once, Part, Take, rows_of, share_heads, spread
 from daemon.rank.shard.vocabulary import embed, gathered_logits, vocabulary_cut
 from daemon.rank.states import States
 from daemon.rank.weights import Weights
@@ -108,14 +109,14 @@ class NativeLlama:
         self._here = range(config.num_hidden_layers) if layers is None else layers
         heads, kv_heads = head_counts(config)
         self._heads, self._kv_heads = split_heads(
-            config.model_type, "attention heads", heads, kv_heads, self._layout.ranks
+            config.model_type, "attention heads", heads, kv_heads, self._layout.ranks, fill_up=True
         )
         self._dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._spec = AttentionSpec(self._dim**-0.5)
         self._eps: float = config.rms_norm_eps
         part = Part(self._layout.rank, self._layout.ranks)
         cuts = _cuts(config, self._dim, part)
-        self.split = _split(part)
+        self.split = _split(part, filled_up(kv_heads, self._kv_heads, part))
         intermediate = config.intermediate_size if cuts.hidden is None else cuts.hidden.size
         self._rows = row_ops(library, dtype, (config.hidden_size, intermediate), self._dim)
         weights = Weights(directory, dtype, device)
@@ -227,17 +228,17 @@ def _cuts(config: Any, dim: int, part: Part) -> Cuts:
     if part.ranks == 1:
         return Cuts(None, None, None, None, None, None, vocabulary)
     heads, kv_heads = head_counts(config)
-    own = rows_of([Block(heads, dim, share(heads, part))])
-    kv = rows_of([Block(kv_heads, dim, share(kv_heads, part))])
+    mine, kv_mine = share_heads(heads, kv_heads, part)
+    own, kv = rows_of([Block(heads, dim, mine)]), rows_of([Block(kv_heads, dim, kv_mine)])
     hidden = (spread(config.intermediate_size, part),)
     return Cuts(Take(0, own), Take(0, kv), Take(0, hidden), Take(1, own), Take(1, hidden), Once(part), vocabulary)
 
 
-def _split(part: Part) -> str:
+def _split(part: Part, filled: str) -> str:
     """What is split, for people; empty for one rank."""
     if part.ranks == 1:
         return ""
-    return f"attention, MLPs, embedding, head over {part.ranks} ranks; whole on each: norms"
+    return f"attention, MLPs, embedding, head over {part.ranks} ranks; whole on each: norms{filled and f'; {filled}'}"
 
 
 def rope_tables(config: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

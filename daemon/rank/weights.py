@@ -57,9 +57,7 @@ class Weights:
             whole: Tensor = self._places[name].get_tensor(name)
             return whole if cut is None else cut(whole)
         lazy = self._places[name].get_slice(name)
-        parts = [lazy[a:b] if cut.dim == 0 else lazy[:, a:b] for a, b in cut.ranges]
-        own = torch.cat(parts, cut.dim) if len(parts) > 1 else parts[0]
-        return Take(cut.dim, ((0, own.shape[cut.dim]),), cut.length)(own) if cut.length else own
+        return cut.gather(lazy.get_shape(), lambda a, b: lazy[a:b] if cut.dim == 0 else lazy[:, a:b])
 
     def join(self, names: list[str], cuts: Sequence[Take | None]) -> Tensor | None:
         """Several tensors, or parts of them, joined along their output rows; None when none of them exists."""

@@ -71,8 +71,8 @@ def test_weights_read_the_part_that_cutting_the_whole_would_leave(tmp_path: Path
     for cut in (
         Take(0, ((2, 5),)),
         Take(1, ((1, 2), (4, 6))),
-        Take(0, ((8, 10),), 5),
-        Take(0, ((10, 10),), 3),
+        Take(0, ((8, 10), (-3, 0))),
+        Take(0, ((10, 10), (-3, 0))),
         Once(Part(1, 2)),
     ):
         assert torch.equal(weights.get("w", cut), cut(whole))

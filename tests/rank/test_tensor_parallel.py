@@ -140,6 +140,17 @@ def test_more_ranks_than_key_heads(name: str, models: Path) -> None:
     check_equal(*both(directory, 4))
 
 
+@pytest.mark.parametrize("name", ["llama", "llama-tied-bias", "phi3", "olmo3", "gpt_oss", "lfm3", "qwen3_next"])
+def test_heads_that_do_not_divide_are_filled_up(name: str, models: Path) -> None:
+    """Nine heads on three K/V heads over two ranks, like the embedded model: one K/V head of zeros, equal outputs."""
+    sizes = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+    alone, together = both(tiny_model(models / "nine", name, **sizes), 2)
+    check_equal(alone, together)
+    assert "K/V heads filled up from 3 to 4" in together[0].versions["shard"]
+    stored = [part.geometry for layer in declare(tiny_config(name, **sizes), "float32", 0, 2) for part in layer.parts]
+    assert {geometry.kv_heads for geometry in stored if isinstance(geometry, MHA)} == {2}
+
+
 @pytest.mark.parametrize("implementation", ["generic", "native"])
 def test_both_definitions_of_llama_split(implementation: str, models: Path) -> None:
     """The generic and the native definition, each beside itself alone."""

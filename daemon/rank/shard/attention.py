@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from daemon.rank.declare import head_counts, split_heads
-from daemon.rank.shard.cuts import Block, Cut, Part, Range, Take, rows_of, share
-from daemon.rank.shard.norms import PLAIN
+from daemon.rank.shard.cuts import Block, Cut, Part, Range, Take, rows_of, share_heads
+from daemon.rank.shard.norms import PLAIN, Spread
 from daemon.rank.shard.rules import Rule, input_columns, linear, output_rows, own_weights, with_weights
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")
@@ -39,12 +39,12 @@ def attention_rule(module: nn.Module, config: Any, part: Part) -> Rule | None:
         return None
     own = config.per_layer_config[layer]
     heads, kv_heads = head_counts(own)
-    local, kv_local = split_heads(config.model_type, "attention heads", heads, kv_heads, part.ranks)
+    local, kv_local = split_heads(config.model_type, "attention heads", heads, kv_heads, part.ranks, fill_up=True)
     cuts = _projections(module, inputs, heads, kv_heads, part)
     norms = _norms(module, children, heads, kv_heads, part)
     if cuts is None or norms is None:
         return None
-    mine = share(heads, part)
+    mine, _ = share_heads(heads, kv_heads, part)
     taken = rows_of([Block(heads, getattr(module, output).in_features // heads, mine)])
     cuts |= norms[0] | input_columns(module, output, taken, part)
     for gate in set(GATES) & children:
@@ -52,15 +52,21 @@ def attention_rule(module: nn.Module, config: Any, part: Part) -> Rule | None:
             return None
         cuts |= _heads(module, gate, heads, mine)
     if SINKS in own_weights(module):
-        cuts[SINKS] = Take(0, (mine,))
+        cuts[SINKS] = Take(0, rows_of([Block(heads, 1, mine)]))
     sizes = {"num_heads": local, "num_attention_heads": local, "num_key_value_heads": kv_local}
-    return Rule("attention", cuts, sizes, sizes, (output,), norms[1])
+    return Rule("attention", cuts, sizes, sizes, (output,), norms[1], filled_up(kv_heads, kv_local, part))
+
+
+def filled_up(kv_heads: int, local: int, part: Part) -> str:
+    """What was filled up, in words; empty where heads divide."""
+    total = local * part.ranks
+    return f"K/V heads filled up from {kv_heads} to {total}" if part.ranks < kv_heads < total else ""
 
 
 def _projections(
     module: nn.Module, inputs: tuple[str, ...], heads: int, kv_heads: int, part: Part
 ) -> dict[str, Cut] | None:
-    mine, kv_mine = share(heads, part), share(kv_heads, part)
+    mine, kv_mine = share_heads(heads, kv_heads, part)
     if inputs == SEPARATE:
         counts = (heads, kv_heads, kv_heads)
         cuts: dict[str, Cut] = {}
@@ -88,11 +94,12 @@ def _heads(module: nn.Module, name: str, units: int, own: Range) -> dict[str, Cu
 
 def _norms(
     module: nn.Module, children: set[str], heads: int, kv_heads: int, part: Part
-) -> tuple[dict[str, Cut], dict[str, int]] | None:
+) -> tuple[dict[str, Cut], dict[str, Spread]] | None:
     """Cuts and spread norms of the norms of Q and K; None for one that is not understood."""
     cuts: dict[str, Cut] = {}
-    spread: dict[str, int] = {}
-    for names, units in ((QUERY_NORMS, heads), (KEY_NORMS, kv_heads)):
+    spread: dict[str, Spread] = {}
+    mine, kv_mine = share_heads(heads, kv_heads, part)
+    for names, units, own in ((QUERY_NORMS, heads, mine), (KEY_NORMS, kv_heads, kv_mine)):
         for name in set(names) & children:
             norm: Any = getattr(module, name)
             if not {"weight"} <= own_weights(norm) <= {"weight", "bias"}:
@@ -103,12 +110,12 @@ def _norms(
                 continue  # of one head: whole
             if "bias" in own_weights(norm):
                 return None
-            mine = share(units, part)
             if shape == (units, width):
-                cuts[f"{name}.weight"] = Take(0, (mine,))
+                cuts[f"{name}.weight"] = Take(0, rows_of([Block(units, 1, own)]))
             elif shape == (units * width,) and type(norm).__name__ in PLAIN:
-                cuts[f"{name}.weight"] = Take(0, rows_of((Block(units, width, mine),)))
-                spread[name] = part.ranks
+                cuts[f"{name}.weight"] = Take(0, rows_of([Block(units, width, own)]))
+                filled = max((own[1] - own[0]) * part.ranks / units, 1.0) if units > part.ranks else 1.0
+                spread[name] = Spread(part.ranks, filled)
             else:
                 return None
     return cuts, spread

@@ -10,7 +10,7 @@ class: what a norm makes of its weight is its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,15 @@ GATED = (
 )
 
 
-def spread_norm(module: nn.Module, ranks: int, group: Group, part: Part) -> Callable[..., Tensor]:
-    """The forward of a norm whose local row is the same share of one group on `ranks` neighbouring ranks."""
+class Spread(NamedTuple):
+    """A norm over what `ranks` neighbouring ranks hold, which are `filled` times as many elements as the model has."""
+
+    ranks: int
+    filled: float = 1.0
+
+
+def spread_norm(module: nn.Module, spread: Spread, group: Group, part: Part) -> Callable[..., Tensor]:
+    """The forward of a norm whose local row is the same share of one group on neighbouring ranks."""
     assert type(module).__name__ in PLAIN + GATED, f"no rule for {type(module).__name__} over several ranks"
     own: Any = module
     eps = float(own.variance_epsilon if hasattr(own, "variance_epsilon") else own.eps)
@@ -40,7 +47,7 @@ def spread_norm(module: nn.Module, ranks: int, group: Group, part: Part) -> Call
         wide = x.float()
         if gate is not None and not gate_last:
             wide = wide * F.silu(gate.float())
-        mean = _mean(wide.square().mean(-1, keepdim=True), ranks, group, part)
+        mean = _mean(wide.square().mean(-1, keepdim=True), spread.ranks, group, part) * spread.filled
         out = (wide * torch.rsqrt(mean + eps)) * own.weight.float()
         if gate is not None and gate_last:
             out = out * F.silu(gate.float())

@@ -18,7 +18,7 @@ from torch import nn
 from daemon.rank.declare import split_heads
 from daemon.rank.errors import UnsupportedModel
 from daemon.rank.shard.cuts import Block, Part, Range, Take, rows_of, share
-from daemon.rank.shard.norms import GATED
+from daemon.rank.shard.norms import GATED, Spread
 from daemon.rank.shard.rules import Rule, input_columns, linear, output_rows, own_weights
 
 
@@ -44,13 +44,13 @@ def mamba2_rule(module: nn.Module, model: str, part: Part) -> Rule:
         "groups_time_state_size": groups_local * state,
     }
     norm = getattr(own, "norm", None)
-    norms: dict[str, int] = {}
+    norms: dict[str, Spread] = {}
     if norm is not None and own_weights(norm):
         if type(norm).__name__ not in GATED:
             raise UnsupportedModel(f"{model}: tensor ranks cannot share the norm {type(norm).__name__}; use --tp 1")
         cuts["norm.weight"] = inner
         sizes["norm.n_groups"] = groups_local
-        norms["norm"] = max(part.ranks // groups, 1)
+        norms["norm"] = Spread(max(part.ranks // groups, 1))
     return Rule("Mamba-2 mixers", cuts, sizes, summed=("out_proj",), norms=norms)
 
 

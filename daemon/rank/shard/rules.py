@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from daemon.rank.group import Group
 from daemon.rank.shard.cuts import Cut, Once, Part, Range, Take
-from daemon.rank.shard.norms import spread_norm
+from daemon.rank.shard.norms import Spread, spread_norm
 
 
 class Rule(NamedTuple):
@@ -23,7 +23,7 @@ class Rule(NamedTuple):
 
     `sizes`: attributes that take a rank's own value, where the module has them. `config`: the same for the config that
     a module reads while it runs. `summed`: children (empty name: the module) whose outputs are partial sums. `norms`:
-    children that normalize over what so many neighbouring ranks hold together.
+    children that normalize over what neighbouring ranks hold together. `filled`: what was filled up, in words.
     """
 
     what: str
@@ -31,7 +31,8 @@ class Rule(NamedTuple):
     sizes: Mapping[str, int | None] = {}
     config: Mapping[str, int] = {}
     summed: tuple[str, ...] = ()
-    norms: Mapping[str, int] = {}
+    norms: Mapping[str, Spread] = {}
+    filled: str = ""
 
 
 def fit(module: nn.Module, rule: Rule) -> None:
@@ -57,10 +58,10 @@ def join(module: nn.Module, rule: Rule, group: Group, part: Part) -> None:
     for name in rule.summed:
         child = module.get_submodule(name)
         child.forward = _summed(child.forward, group)
-    for name, ranks in rule.norms.items():
-        if ranks > 1:
+    for name, spread in rule.norms.items():
+        if spread.ranks > 1:
             child = module.get_submodule(name)
-            child.forward = spread_norm(child, ranks, group, part)
+            child.forward = spread_norm(child, spread, group, part)
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -75,9 +75,10 @@ class Sharding:
         split = sorted({rule.what for _, rule in self._ruled})
         split += [name for name, has in (("embedding", self._embedding), ("head", self._head)) if has is not None]
         whole = ", ".join(name for name, _ in self._whole.most_common())
+        filled = "".join(sorted({f"; {rule.filled}" for _, rule in self._ruled if rule.filled}))
         return (
             f"{', '.join(split) or 'nothing'} over {self._part.ranks} ranks; whole on each: {whole or 'nothing'} "
-            f"({100 * self._whole.total() / max(self._all, 1):.1f} % of the weights)"
+            f"({100 * self._whole.total() / max(self._all, 1):.1f} % of the weights){filled}"
         )
 
     # --- the plan ---------------------------------------------------------------------------------------------------

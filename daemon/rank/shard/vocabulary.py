@@ -12,14 +12,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from daemon.rank.group import Group
-from daemon.rank.shard.cuts import Part, Take
+from daemon.rank.shard.cuts import Block, Part, Take, rows_of
 
 
 def vocabulary_cut(rows: int, part: Part) -> Take:
     """A rank's rows of `rows`."""
     size = -(-rows // part.ranks)
-    first = min(part.rank * size, rows)
-    return Take(0, ((first, min(first + size, rows)),), size)
+    return Take(0, rows_of([Block(rows, 1, (part.rank * size, (part.rank + 1) * size))]))
 
 
 def embed(lookup: Callable[[Tensor], Tensor], cut: Take, group: Group) -> Callable[[Tensor], Tensor]:
