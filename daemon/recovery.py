@@ -122,7 +122,7 @@ class _Life:
         """The life's records in order, or those behind a sequence; a life that died at once may follow, with none."""
         first = self._found.life_segment
         if behind:
-            first = self._segment_behind(behind)
+            first = max(first, segment.segment_behind(self._storage, behind))
         opened = 0
         for record in Walk(self._storage, first=first).records():
             opened += record.kind == Kind.OPENED
@@ -130,15 +130,6 @@ class _Life:
                 return
             if record.sequence > behind:
                 yield record
-
-    def _segment_behind(self, sequence: int) -> int:
-        """The segment in which the record behind `sequence` stands."""
-        chosen = self._found.life_segment
-        for number, name in segment.segment_names(self._storage.names()).items():
-            header = segment.load_header(self._storage, name)
-            if number >= chosen and header is not None and header.first_sequence <= sequence + 1:
-                chosen = number
-        return chosen
 
     # --- by replay -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from journal import frame, segment
 from journal.errors import JournalDamaged
-from journal.reader import Finding, Walk
+from journal.reader import Finding, Walk, readable_segments
 from journal.records import Kind
 from journal.recovery import Decision
 from journal.storage import Storage
@@ -90,7 +90,7 @@ def _walk_last_life(storage: Storage) -> tuple[Walk, int]:
 def _life_segments(storage: Storage) -> list[int]:
     """Numbers of the segments that begin a life; unreadable headers are left to the walk."""
     firsts = []
-    for number, name in segment.segment_names(storage.names()).items():
+    for number, name in readable_segments(storage).items():
         header = segment.load_header(storage, name)
         if header is not None and header.life_first == header.first_sequence:
             firsts.append(number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -79,9 +80,9 @@ class Walk:
 
     def records(self) -> Iterator[Record]:
         """The records in order. A strict walk ends at a cut and raises JournalDamaged where the table refuses."""
-        names = segment.segment_names(self.storage.names())
+        names = readable_segments(self.storage)
         self._check_numbers(names)
-        self.first = self.first or next(iter(names), 1)
+        self.first = max(self.first, next(iter(names), 1))
         chosen = [name for number, name in names.items() if number >= self.first]
         if chosen and self._torn_header(chosen[-1]):
             chosen.pop()
@@ -116,12 +117,11 @@ class Walk:
                 return
 
     def _trimmed(self, oldest: str) -> bool:
-        """Whether a snapshot covers everything that stood before the oldest segment."""
-        header = segment.load_header(self.storage, oldest)
-        covered = snapshot_names(self.storage.names())
-        if header is None or not any(sequence >= header.first_sequence - 1 for sequence in covered):
+        """Note that the beginning was trimmed, if it was."""
+        if not _covered(self.storage, oldest):
             return False
-        what = f"it begins with sequence {header.first_sequence}; snapshots cover {', '.join(map(str, covered))}"
+        covered = ", ".join(map(str, snapshot_names(self.storage.names())))
+        what = f"it is the oldest; snapshots cover {covered}"
         return self._find(Case(Condition.TRIMMED), oldest, 0, what) is Decision.ACCEPT
 
     def _torn_header(self, name: str) -> bool:
@@ -241,6 +241,23 @@ class Walk:
             what += f"sequence {behind[0].sequence} to {behind[-1].sequence}"
         self._find(case, here.name, bad.offset, what)
         return behind[0] if behind and self.tolerant else None
+
+
+def readable_segments(storage: Storage) -> dict[int, str]:
+    """Segment files by number, without those that a trim left behind: older than a gap, and covered by a snapshot."""
+    names = segment.segment_names(storage.names())
+    numbers = list(names)
+    behind = [number for before, number in pairwise(numbers) if number != before + 1]
+    if not behind or not _covered(storage, names[behind[-1]]):
+        return names
+    return {number: name for number, name in names.items() if number >= behind[-1]}
+
+
+def _covered(storage: Storage, name: str) -> bool:
+    """Whether a snapshot covers everything that stood before a segment."""
+    header = segment.load_header(storage, name)
+    covered = snapshot_names(storage.names())
+    return header is not None and any(sequence >= header.first_sequence - 1 for sequence in covered)
 
 
 def read_records(storage: Storage) -> Iterator[Record]:

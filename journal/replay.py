@@ -214,6 +214,10 @@ class Replay:
         self.epoch = epoch
         self.counts.lives, self.counts.last_sequence = 1, header.sequence
 
+    def state_at(self, sequence: int) -> bytes | None:
+        """The state behind a step that asked for a snapshot, as its body; only of the newest few."""
+        return self._bodies.get(sequence)
+
     def take(self, record: Record) -> None:
         """Replay one record."""
         if self.core is None and record.kind != Kind.OPENED:

@@ -81,6 +81,22 @@ def segment_names(names: list[str]) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
+def segment_numbers(names: list[str]) -> list[tuple[str, int]]:
+    """Every segment file with its number, ascending, the plain and the compressed one where both are there."""
+    found = [(name, int(match[1])) for name in names if (match := _NAME.fullmatch(name))]
+    return sorted(found, key=lambda entry: (entry[1], entry[0]))
+
+
+def segment_behind(storage: Storage, sequence: int) -> int:
+    """Number of the segment in which the record behind `sequence` stands, or would; 0 without one."""
+    chosen = 0
+    for number, name in segment_names(storage.names()).items():
+        header = load_header(storage, name)
+        if header is not None and header.first_sequence <= sequence + 1:
+            chosen = number
+    return chosen
+
+
 def encode_header(header: SegmentHeader, prev_crc: int) -> bytes:
     """The header's frame. Its sequence field repeats `first_sequence`."""
     assert len(header.journal_id) == JOURNAL_ID_BYTES, f"journal id of {len(header.journal_id)} bytes"

@@ -35,9 +35,11 @@ from daemon.snapshots import core_state, find, restore_core
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import ModelFacts, Step
 from journal.errors import JournalError
-from journal.reader import Walk
+from journal.reader import Walk, readable_segments
 from journal.replay import Divergence, Factories, Replay, Resumed, Verdict, check
-from journal.snapshots import Body
+from journal.segment import load_header, segment_behind
+from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
+from journal.storage import DiskStorage
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
 from tools.output import OutputLost, printing
 from tools.why.show import lines, plain
@@ -118,14 +120,47 @@ def resume(body: Body) -> Resumed:
     return Resumed(core, state.config, mirrors[0], list(stages))
 
 
-def replay_directory(directory: str, until: int | None = None) -> Verdict:
-    """Replay the journal in a directory; raises NoJournal, Foreign and JournalError."""
+def replay_directory(directory: str, until: int | None = None, from_snapshot: bool = False) -> Verdict:
+    """Replay the journal in a directory, from its start, or from the oldest snapshot where that was trimmed.
+
+    `from_snapshot`: from the newest that can be used. Raises NoJournal, Foreign and JournalError.
+    """
     storage = open_directory(directory)
-    walk = Walk(storage)
+    start, notes = start_of(storage, until, from_snapshot)
+    walk = Walk(storage, first=segment_behind(storage, start[0].sequence) if start else 0)
     with ReadingProgress(storage, "replaying") as seen:
-        verdict = check(walk.records(), factories(), until, seen)
+        verdict = check(walk.records(), factories(), until, seen, start)
     refuse_foreign(walk)
+    verdict.notes[:0] = notes
     return verdict
+
+
+def start_of(
+    storage: DiskStorage, until: int | None, from_snapshot: bool
+) -> tuple[tuple[Header, Body] | None, list[str]]:
+    """The snapshot at which replay begins, None: the start, and notes about those that cannot be used."""
+    row, notes = readable_segments(storage), list[str]()
+    oldest = load_header(storage, next(iter(row.values())))
+    trimmed = next(iter(row)) > 1 and oldest is not None and bool(snapshot_names(storage.names()))
+    if not trimmed and not from_snapshot:
+        return None, notes
+    least = oldest.first_sequence - 1 if trimmed and oldest is not None else 0
+    names = [
+        (at, name) for at, name in snapshot_names(storage.names()).items() if at >= least and at < (until or at + 1)
+    ]
+    for sequence, name in reversed(names) if from_snapshot else names:
+        try:
+            header, body = load(storage, name)
+        except SnapshotUnusable as error:
+            notes.append(f"not used: {error}")
+            continue
+        what = "what is older was trimmed" if trimmed and not from_snapshot else "as asked"
+        notes.append(f"replay begins at the snapshot behind record {sequence}: {what}")
+        return (header, decode_body(body)), notes
+    if trimmed:
+        sought = f" behind a record below {until}" if until else ""
+        raise JournalError("; ".join([f"what is older was trimmed, and no snapshot{sought} can be used", *notes]))
+    return None, [*notes, "no snapshot can be used: replay begins at the start"]
 
 
 def state_of(replay: Replay) -> dict[str, Any]:
@@ -172,6 +207,12 @@ def _missing(asked: Asked, requests: int) -> str:
         return f"request {asked.request}; {there}"
     ids = "an answer's id, or the front end's, which ends in the number of the prompt; the log line HttpRequest has the"
     return f"request with the id {asked.id!r}; {there}. --id takes {ids} answer's id beside X-Request-Id"
+
+
+def in_words(found: Divergence) -> str:
+    """A divergence in one line."""
+    path = f", {found.path}" if found.path else ""
+    return f"{found.what}, at sequence {found.sequence} ({found.file} at byte {found.offset}{path})"
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -244,11 +285,12 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
 def _summary(verdict: Verdict, elapsed_s: float) -> str:
     counts = verdict.counts
     lives = f"{counts.lives} {'life' if counts.lives == 1 else 'lives'}"
+    stood = f", {counts.snapshots:,} snapshots" if counts.snapshots else ""
     cut = f"; {counts.unfinished} outputs of a cut-off iteration were never written" if counts.unfinished else ""
     rate = f"{counts.steps / elapsed_s * 60:,.0f} steps/min" if elapsed_s > 0 else ""
     return (
         f"reproduced: {counts.records:,} records of {lives}, {counts.inputs:,} inputs, {counts.steps:,} steps, "
-        f"{counts.decisions:,} decisions, {counts.digests:,} rank digests, up to sequence "
+        f"{counts.decisions:,} decisions, {counts.digests:,} rank digests{stood}, up to sequence "
         f"{counts.last_sequence:,}{cut} ({elapsed_s:.1f} s, {rate})"
     )
 
@@ -278,6 +320,8 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--request", type=_request, metavar="N", help="its number, as in log lines and metrics")
     which.add_argument("--id", metavar="ID", help="the id of its answer; a refused request has no number")
     why.add_argument("--every-pass", action="store_true", help="a line for each pass, where equal ones share one")
+    for command in (checking, until):
+        command.add_argument("--from-snapshot", action="store_true", help="begin at the newest snapshot, not the start")
     for command in (checking, until, why):
         command.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
         command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -306,7 +350,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.command == "why":
             return tell(options.directory, Asked(options.request or 0, options.id or ""), options)
-        verdict = replay_directory(options.directory, until)
+        verdict = replay_directory(options.directory, until, options.from_snapshot)
     except NoJournal as error:
         print(f"bandmaster replay: {error}", file=sys.stderr)
         return USAGE

@@ -1,0 +1,167 @@
+"""trim: deletes what a journal no longer needs, after it was proved that it does not.
+
+    bandmaster trim DIR [--dry-run] [--json]
+
+Replays from the older of the two kept snapshots and requires the newer one byte for byte, with every step, decision and
+digest between them. Only then the segments that end before the older one go, oldest first. Must never delete anything
+else, nor a thing on doubt. May run beside the daemon that writes the journal, and be interrupted anywhere. Exit code 0:
+trimmed, or there was nothing to trim; 1: replay differs, nothing was deleted; 2: no journal there; 4: damage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from journal import segment
+from journal.errors import JournalError
+from journal.reader import Walk
+from journal.replay import check
+from journal.snapshots import Header, SnapshotUnusable, decode_body, load, snapshot_names
+from journal.storage import DiskStorage, Storage
+from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory
+from tools.replay import factories, in_words
+
+TRIMMED = 0
+DIFFERS = 1
+USAGE = 2
+DAMAGED = 4
+NEEDED = 2  # snapshots: one to begin at, one to arrive at
+
+
+@dataclass(slots=True)
+class Trimming:
+    """What was found and done. `why` says why nothing went, and is empty when something did; `differs`: by replay."""
+
+    segments: list[str] = field(default_factory=list)  # that went, or would
+    bytes: int = 0
+    older: int = 0  # the sequence that the older snapshot covers
+    newer: int = 0
+    steps: int = 0  # that were replayed
+    why: str = ""
+    differs: bool = False
+
+
+def trim(storage: DiskStorage, dry: bool = False) -> Trimming:
+    """Check, then delete; raises JournalError where the journal is damaged, and OSError."""
+    found = Trimming()
+    usable = _usable(storage, found)
+    if usable is None:
+        return found
+    (older, older_data), (newer, newer_data) = usable
+    found.older, found.newer = older.sequence, newer.sequence
+    found.why = _difference(storage, (older, older_data), (newer, newer_data), found)
+    found.differs = bool(found.why)
+    if found.differs:
+        return found
+    found.segments = segments_before(storage, older.sequence)
+    found.bytes = sum((storage.directory / name).stat().st_size for name in found.segments)
+    if not found.segments:
+        found.why = f"no segment ends before record {older.sequence}, which the older snapshot covers"
+    if not dry:
+        for name in found.segments:
+            with contextlib.suppress(FileNotFoundError):  # another trim, or the daemon compressed it meanwhile
+                storage.remove(name)
+        storage.sync_directory()
+    return found
+
+
+def _usable(storage: Storage, found: Trimming) -> list[tuple[Header, bytes]] | None:
+    """The two newest snapshots, older first; None says why in `found`."""
+    names = list(snapshot_names(storage.names()).values())[-NEEDED:]
+    if len(names) < NEEDED:
+        found.why = f"there are {len(names)} snapshots, and {NEEDED} are needed: one is proved by the other"
+        return None
+    try:
+        return [load(storage, name) for name in names]
+    except SnapshotUnusable as error:
+        found.why = str(error)
+        return None
+
+
+def _difference(storage: Storage, older: tuple[Header, bytes], newer: tuple[Header, bytes], found: Trimming) -> str:
+    """Why the newer snapshot does not follow from the older one; empty when it does."""
+    start, goal = older[0], newer[0]
+    walk = Walk(storage, first=segment.segment_behind(storage, start.sequence))
+    assert isinstance(storage, DiskStorage)
+    with ReadingProgress(storage, "replaying") as seen:
+        begin = (start, decode_body(older[1]))
+        verdict = check(walk.records(), factories(), goal.sequence, seen, begin)
+    found.steps = verdict.counts.steps
+    if verdict.divergence is not None:
+        return f"replay from {start.sequence} differs: {in_words(verdict.divergence)}"
+    replayed = verdict.replay.state_at(goal.sequence)
+    if replayed is None:
+        return f"record {goal.sequence} asks for no snapshot, but there is one of it"
+    return "" if replayed == newer[1] else _parts(replayed, newer[1])
+
+
+def _parts(replayed: bytes, recorded: bytes) -> str:
+    """Which parts of two bodies differ."""
+    ours, theirs = decode_body(replayed), decode_body(recorded)
+    names = [name for name in ours.__struct_fields__ if getattr(ours, name) != getattr(theirs, name)]
+    places = [str(at) for at, pair in enumerate(zip(ours.stages, theirs.stages, strict=False)) if pair[0] != pair[1]]
+    stages = f" (stage {', '.join(places)})" if places else ""
+    return f"the newer snapshot has another state than replay from the older one leads to: {', '.join(names)}{stages}"
+
+
+def segments_before(storage: Storage, sequence: int) -> list[str]:
+    """Segment files that end before the record behind `sequence`, oldest first; both forms where there are two."""
+    first = segment.segment_behind(storage, sequence)
+    numbers = segment.segment_numbers(storage.names())
+    return [name for name, number in numbers if number < first]
+
+
+def _say(found: Trimming, dry: bool) -> str:
+    if found.differs:
+        return f"NOT trimmed, nothing was deleted: {found.why}"
+    if found.why:
+        return f"nothing to trim: {found.why}"
+    proved = f"replay of {found.steps:,} steps from record {found.older} led to the snapshot of record {found.newer}"
+    done = "would delete" if dry else "deleted"
+    return f"{done} {len(found.segments)} segments, {found.bytes:,} bytes; {proved}, byte for byte"
+
+
+def _plain(found: Trimming, dry: bool) -> dict[str, Any]:
+    return {
+        "trimmed": bool(found.segments) and not dry and not found.differs,
+        "dry_run": dry,
+        "segments": found.segments,
+        "bytes": found.bytes,
+        "older": found.older,
+        "newer": found.newer,
+        "steps": found.steps,
+        "differs": found.differs,
+        "why": found.why,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`bandmaster trim`."""
+    parser = argparse.ArgumentParser(
+        prog="bandmaster trim", description="Delete the segments that two snapshots prove to be no longer needed."
+    )
+    parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+    parser.add_argument("--dry-run", action="store_true", help="check and say what would go, delete nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(argv)
+    try:
+        found = trim(open_directory(options.directory), options.dry_run)
+    except NoJournal as error:
+        print(f"bandmaster trim: {error}", file=sys.stderr)
+        return USAGE
+    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
+        print(f"bandmaster trim: {error}", file=sys.stderr)
+        return DAMAGED
+    print(json.dumps(_plain(found, options.dry_run)) if options.json else _say(found, options.dry_run))
+    return DIFFERS if found.differs else TRIMMED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
