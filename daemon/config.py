@@ -28,6 +28,7 @@ SALT = "salt:"  # what `daemon.frontend.prepare.namespace` puts before a cache_s
 INTERNAL = frozenset(
     {"BANDMASTER_CONFIG", "BANDMASTER_CACHE", "BANDMASTER_RANK_TOKEN", "BANDMASTER_PARENT"}
     | {"BANDMASTER_FAULTS", "BANDMASTER_FAULTS_DIR"}
+    | {"BANDMASTER_LISTEN_FD", "BANDMASTER_PULSE_FD"}
 )
 BYTE_UNITS = {
     "": 1,

@@ -79,12 +79,14 @@ class Health:
         """Watch for stalls until cancelled; keep the watchdog that ends a hung loop with all stacks in `dump`."""
         with dump.open("w") as file:
             try:
+                faulthandler.enable(file=file)  # the launcher ends a loop that hangs by SIGABRT
                 while True:
                     faulthandler.dump_traceback_later(LOOP_TIMEOUT_S, exit=True, file=file)
                     self._watch()
                     await trio.sleep(CHECK_EVERY_S if self._vitals().live_requests else IDLE_CHECK_EVERY_S)
             finally:
                 faulthandler.cancel_dump_traceback_later()
+                faulthandler.disable()
                 dump.unlink(missing_ok=True)
 
     def _watch(self) -> None:

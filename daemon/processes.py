@@ -29,15 +29,27 @@ COLLECT_THRESHOLDS = (20_000, 20, 500)  # new containers before the youngest are
 
 
 def die_with_parent(death_signal: signal.Signals = signal.SIGINT) -> None:
-    """A child's first call: ask the kernel for a signal when our parent dies; it is raised now if that has happened."""
+    """A child's first call: when our parent dies, however it does, `death_signal` is raised here; now if it is dead.
+
+    The kernel sends SIGCONT, which wakes a stopped process too; its handler looks whether the parent is gone. Only
+    SIGKILL needs no such detour.
+    """
     expected = os.environ.pop(PARENT_VARIABLE, "")
     if not expected:
         return  # started by hand: nobody to follow
+    parent, by_kernel = int(expected), death_signal
+
+    def look(number: int, frame: object) -> None:
+        if os.getppid() != parent:
+            signal.raise_signal(death_signal)
+
+    if death_signal != signal.SIGKILL:
+        by_kernel = signal.SIGCONT
+        signal.signal(signal.SIGCONT, look)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
+    if libc.prctl(PR_SET_PDEATHSIG, int(by_kernel), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != int(expected):
-        signal.raise_signal(death_signal)
+    look(0, None)
 
 
 def hold_signals() -> None:
@@ -104,18 +116,22 @@ class Child:
         environ: Mapping[str, str],
         output: IO[bytes] | None = None,
         hold_signals: bool = False,
+        files: Sequence[int] = (),
     ) -> None:
+        """`files` are descriptors that it inherits under their own numbers."""
         self.name = name
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS if hold_signals else ())
         try:
-            self._process = self._start(command, environ, output)
+            self._process = self._start(command, environ, output, files)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._one_waiter = trio.Lock()  # trio lets one task wait for a descriptor
 
     @staticmethod
-    def _start(command: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    def _start(
+        command: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None, files: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             list(command),
             env=child_environment(environ),
@@ -123,6 +139,7 @@ class Child:
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=True,
+            pass_fds=files,
         )
 
     @property

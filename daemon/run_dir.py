@@ -1,8 +1,9 @@
 """Run directory: where one daemon keeps its journal, logs and sockets, and who owns it.
 
-Owns the lock on `daemon.pid` and the list of rank processes in `ranks.pid`. Must never remove what a live process uses.
-Invariants: one owner at a time, known by a lock that ends with its process; a directory whose ranks outlived their
-daemon is refused until they are gone, by their pids.
+Owns the locks on `server.pid` (the launcher's) and `daemon.pid`, and the list of rank processes in `ranks.pid`. Must
+never remove what a live process uses. Invariants: one owner at a time, known by locks that end with their processes; a
+launcher keeps the directory while its daemon is being replaced; a directory whose ranks outlived their daemon is
+refused until they are gone, by their pids.
 """
 
 from __future__ import annotations
@@ -45,6 +46,21 @@ def process_started(pid: int) -> int:
     return 0 if fields[0] in ("Z", "X") else int(fields[19])
 
 
+def _holder(file: Path) -> int:
+    """Pid of the live process that holds the lock on a file; 0 when nobody does."""
+    try:
+        handle = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.read(handle, 32) or b"1")
+    finally:
+        os.close(handle)
+    return 0
+
+
 class RunDir:
     """The paths of one run directory, and its claim."""
 
@@ -55,8 +71,10 @@ class RunDir:
         self.front_endpoint = f"ipc://{path / 'front.sock'}"
         self.ranks_endpoint = f"ipc://{path / 'ranks.sock'}"
         self._pid_file = path / "daemon.pid"
+        self._server_file = path / "server.pid"
         self._ranks_file = path / "ranks.pid"
         self._lock = -1
+        self._server_lock = -1
 
     def prepare(self) -> None:
         """Make the directory and its folders, 0700; raises EndpointError when it is not private to us."""
@@ -66,31 +84,42 @@ class RunDir:
 
     def owner(self) -> int:
         """Pid of the live daemon that holds the directory; 0 when nobody does."""
-        try:
-            handle = os.open(self._pid_file, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return 0
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int(os.read(handle, 32) or b"1")
-        finally:
-            os.close(handle)
-        return 0
+        return _holder(self._pid_file)
 
     def claim(self) -> None:
-        """Become the owner; raises RunDirInUse naming a live daemon, or ranks of a dead one that still live."""
-        handle = os.open(self._pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Become the owner; raises RunDirInUse naming a live daemon, another's launcher, or ranks of a dead daemon."""
+        launcher = _holder(self._server_file)
+        if launcher not in (0, os.getppid()):
+            raise RunDirInUse(self.path, f"the server with pid {launcher}")
+        self._lock = self._locked(self._pid_file, "the daemon")
+        self._await_orphans()
+
+    def claim_server(self) -> None:
+        """Keep the directory for one launcher; raises RunDirInUse naming another one, or a daemon without one."""
+        self._server_lock = self._locked(self._server_file, "the server")
+        if owner := self.owner():
+            self.release_server()
+            raise RunDirInUse(self.path, f"the daemon with pid {owner}")
+
+    def release_server(self) -> None:
+        """The launcher gives the directory up."""
+        if self._server_lock >= 0:
+            self._server_file.unlink(missing_ok=True)
+            os.close(self._server_lock)
+            self._server_lock = -1
+
+    def _locked(self, file: Path, who: str) -> int:
+        """The handle of a file that is ours alone from now on and names us; raises RunDirInUse naming who has it."""
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = os.read(handle, 32).decode() or "unknown"
             os.close(handle)
-            raise RunDirInUse(self.path, f"the daemon with pid {pid}") from None
-        self._lock = handle
+            raise RunDirInUse(self.path, f"{who} with pid {pid}") from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
-        self._await_orphans()
+        return handle
 
     def release(self) -> None:
         """Give the directory up in order: its pid files go."""

@@ -103,7 +103,8 @@ class Settings:
         "pairs",
         {},
         "an option of the rank's runner; may be repeated; torch has model_impl, device, host_kernels; modeled has "
-        "vocab_size, max_model_len, first_token, eos_id, eos_ppm, delay_us, token_delay_us, full, windows, state",
+        "vocab_size, max_model_len, first_token, eos_id, eos_ppm, delay_us, token_delay_us, full, windows, state, "
+        "depth, blind",
         SERVER,
     )
     threads: int = _row("int", 0, "compute threads of a rank", SERVER, low=1, high=1024, zero="measured at boot")
@@ -337,6 +338,15 @@ class Settings:
         ALL,
         low=2,
         high=3600,
+    )
+    daemon_return_s: float = _row(
+        "seconds",
+        60.0,
+        "how long open requests wait for a daemon that gives no sign of life; one that boots is waited for",
+        HTTP,
+        low=1,
+        high=3600,
+        zero="they end at once",
     )
     rank_timeout_s: float = _row(
         "seconds", 10.0, "silence after which a rank counts as frozen", SERVER, low=2, high=3600

@@ -6,6 +6,7 @@ setting, 8 for a model whose tokenizer cannot be used.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -22,11 +23,13 @@ from daemon.exits import DaemonError, Exit
 from daemon.frontend.app import build_app
 from daemon.frontend.chat_template import ChatTemplate, find_template
 from daemon.frontend.pieces import UnsupportedTokenizer
-from daemon.frontend.server import listen, serve_http, url_of, watch_signals
+from daemon.frontend.server import serve_http, watch_signals
 from daemon.frontend.service import Service
 from daemon.frontend.tokenizer import Tokenizer, load_tokenizer
+from daemon.listening import LISTEN_VARIABLE, PULSE_VARIABLE, handed_on, listen, url_of
 from daemon.logs import open_log
 from daemon.processes import die_with_parent
+from daemon.pulse import send_back
 from daemon.run_dir import RunDir, default_path
 from daemon.settings_table import Settings
 from ipc.client import DaemonClient
@@ -50,7 +53,7 @@ def load_model(settings: Settings) -> tuple[Tokenizer, ChatTemplate | None]:
 
 
 def publish(path: Path, url: str) -> None:
-    """Write where we listen, whole or not at all: the launcher waits for this file."""
+    """Write where we listen, whole or not at all; under a launcher that is its own affair."""
     draft = path.with_suffix(".draft")
     draft.write_text(url + "\n")
     draft.replace(path)
@@ -61,10 +64,18 @@ async def run(settings: Settings, tokenizer: Tokenizer, template: ChatTemplate |
     paths = RunDir(default_path(settings))
     paths.prepare()
     name = f"frontend-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    bound = listen(settings.host, settings.port)
+    given, pulse = handed_on(LISTEN_VARIABLE), handed_on(PULSE_VARIABLE)
+    bound = given or listen(settings.host, settings.port)
     endpoint, keys, insecure = front_client(settings, paths)
-    lost_after_s = settings.frontend_timeout_s
-    client = DaemonClient(endpoint, name, keys=keys, insecure=insecure, lost_after_s=lost_after_s, log=log)
+    client = DaemonClient(
+        endpoint,
+        name,
+        keys=keys,
+        insecure=insecure,
+        lost_after_s=settings.frontend_timeout_s,
+        return_within_s=settings.daemon_return_s,
+        log=log,
+    )
     service = Service(
         client,
         tokenizer,
@@ -79,11 +90,15 @@ async def run(settings: Settings, tokenizer: Tokenizer, template: ChatTemplate |
         async with client, trio.open_nursery() as nursery:
             await nursery.start(watch_signals, service, scope, settings.drain_timeout_s + CLOSE_GRACE_S)
             log.info("Listening", url=url_of(bound), frontend=name, run_dir=str(paths.path))
-            publish(url_file, url_of(bound))
+            if pulse is not None:
+                nursery.start_soon(send_back, pulse)
+            if given is None:
+                publish(url_file, url_of(bound))
             try:
                 await serve_http(build_app(service), service, bound, CLOSE_GRACE_S)
             finally:
-                url_file.unlink(missing_ok=True)
+                if given is None:
+                    url_file.unlink(missing_ok=True)
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
         log.warning("StoppedWithOpenRequests", open_requests=service.open_requests)
@@ -92,6 +107,7 @@ async def run(settings: Settings, tokenizer: Tokenizer, template: ChatTemplate |
 def main(argv: Sequence[str] | None = None) -> int:
     """The process; returns its exit code."""
     die_with_parent()
+    faulthandler.enable()  # a loop that hangs is ended by SIGABRT, and its stacks are told
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop takes both signals over
     try:
         settings = load("frontend", list(sys.argv[1:] if argv is None else argv), ABOUT)

@@ -1,6 +1,6 @@
 """Server: hypercorn in our own nursery, its log lines as ours, and how it stops.
 
-Owns the listening socket and the stop sequence: refuse, let open requests end, close, cut what is left. Must never
+Owns the accept loop and the stop sequence: refuse, let open requests end, close, cut what is left. Must never
 outlive its deadline. Invariant: one connection's failure is a log line, never the server's end.
 """
 
@@ -20,11 +20,9 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
-from daemon.exits import DaemonError, Exit
 from daemon.frontend.service import Service
 from daemon.processes import take_signals
 
-BACKLOG = 1024
 KEEP_ALIVE_S = 75.0
 INTERRUPT_GRACE_S = 3.0  # SIGINT: the daemon ends requests at once; this lets their ends reach the clients
 
@@ -61,27 +59,6 @@ class HypercornLog:
     async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
         """A request's failure that passed the envelope; the answer was cut off."""
         self._log.exception("HttpServer", text=message % args if args else message)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, port 0 being any free one; raises DaemonError naming the address when it is taken."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(BACKLOG)  # clients may connect from now on; they are answered when the server runs
-    except OSError as error:
-        text = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port"
-        raise DaemonError(Exit.USAGE, text) from error
-    bound.setblocking(False)
-    return bound
-
-
-def url_of(bound: socket.socket) -> str:
-    """The URL of a bound socket."""
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Http1(H11Protocol):

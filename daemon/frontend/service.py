@@ -42,6 +42,9 @@ class Daemon(Protocol):
     def welcome(self) -> Welcome | None:
         """What the present daemon serves; None without one."""
 
+    def stop_waiting(self) -> None:
+        """From now on, requests do not wait for a daemon that is gone."""
+
     def generate(self, message: Generate) -> Any:
         """An async context manager with the request's event stream."""
 
@@ -74,6 +77,7 @@ class Service:
     def drain(self) -> None:
         """Take nothing new from now on; `idle` is set when the last open request has ended."""
         self.draining = True
+        self.daemon.stop_waiting()
         self.request_ended(0)
 
     def request_ended(self, count: int = 1) -> None:

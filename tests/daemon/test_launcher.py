@@ -53,7 +53,7 @@ class Scene:
         monkeypatch.setattr(daemon.launcher, "module_command", lambda module: [sys.executable, "-c", commands[module]])
         monkeypatch.setattr(daemon.launcher, "END_WITHIN_S", 2.0)
         self.log = NotedLog()
-        self.launcher = Launcher(Settings(drain_timeout_s=0.5), self.run_dir, self.log)
+        self.launcher = Launcher(Settings(drain_timeout_s=0.5, port=0), self.run_dir, self.log)
 
     async def run(self, *signals: int) -> int:
         """Run it; once both children stand, send the signals to ourselves."""

@@ -99,11 +99,16 @@ class FakeDaemon:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.connected = True
+        self.waits = True
         self.lost_reason = ""
         facts = ModelFacts(MODEL, "llama", VOCAB, MAX_MODEL_LEN, "float32", [EOS])
         self.welcome: Welcome | None = Welcome(1, facts, {}, "life")
         self.streams: list[FakeStream] = []
         self.answers: dict[str, Answer | BaseException] = {}
+
+    def stop_waiting(self) -> None:
+        """As the client's."""
+        self.waits = False
 
     @asynccontextmanager
     async def generate(self, message: Generate) -> AsyncIterator[FakeStream]:

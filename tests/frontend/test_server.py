@@ -14,7 +14,8 @@ import trio.testing
 from hypercorn.protocol.h11 import H11Protocol
 
 from daemon.frontend.app import build_app
-from daemon.frontend.server import listen, serve_http, url_of
+from daemon.frontend.server import serve_http
+from daemon.listening import listen, url_of
 from ipc.client_stream import Tokens
 from tests.frontend.double import MODEL, accepted, events_of, finished, make_service, refused, says
 from tests.frontend.tokenizers_made import byte_level
