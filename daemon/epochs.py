@@ -174,7 +174,7 @@ class Epochs:
         return [record, *loss.error.digests]
 
     def _pause_s(self, cause: DaemonError, progressed: bool, records: list[Digested | Divergence]) -> float:
-        if self.epoch is None and not self._engine.live():
+        if self.epoch is None and self._ranks.spawns and not self._engine.live():
             # Nothing would be lost: what is wrong with the set-up is better said at once.
             raise LastLoss(cause.code, self.last_loss, records) from cause
         now_s = trio.current_time()

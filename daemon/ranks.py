@@ -124,17 +124,21 @@ class RankSupervisor:
         self._run_dir = run_dir
         self._log = log
         self._reports = reports
-        self._spawns = settings.rank_launch == "spawn"
-        self._token = token if self._spawns else environ.get(TOKEN_VARIABLE, "")
+        self.spawns = settings.rank_launch == "spawn"
+        self._token = token if self.spawns else environ.get(TOKEN_VARIABLE, "")
         self._life = token
         complaints = Complaints(log, trio.current_time)
         place: RanksServer = ranks_server(settings, run_dir)
+        if place.endpoint.startswith("tcp://") and place.keys is None:
+            what = "what passes between daemon and ranks can be read, and who knows the token can pose as a rank"
+            log.warning("InsecureEndpoint", endpoint=place.endpoint, effect=what)
         self._server = RankServer(
             place.endpoint,
             token=self._token,
             ranks=self.ranks,
             keys=place.keys,
             insecure=place.insecure,
+            replaced=not self.spawns,
             complain=lambda counter, text: complaints.note("StrangeRankMessage", counter, peer="", text=text),
         )
         arguments = ["--endpoint", self._server.endpoint, *place.rank_arguments]
@@ -168,7 +172,7 @@ class RankSupervisor:
         self._state = state = _State(epoch, self.ranks, arenas)
         self._server.begin_epoch(epoch)
         async with trio.open_nursery() as nursery:
-            if self._spawns:
+            if self.spawns:
                 self._processes.start(self.ranks)
             for rank, child in self._processes.children.items():
                 nursery.start_soon(self._watch_exit, state, rank, child)
@@ -181,7 +185,7 @@ class RankSupervisor:
 
     async def _boot(self, state: _State, began: Callable[[Epoch], None]) -> None:
         """Wait until all are ready, agree, begin."""
-        if not self._spawns:
+        if not self.spawns:
             self._log.info("WaitingForRanks", endpoint=self._server.endpoint, ranks=[f"{s}.{r}" for s, r in self.ranks])
         limit_s = self._settings.boot_timeout_s
         while not state.all_ready.is_set():
@@ -189,7 +193,7 @@ class RankSupervisor:
             with trio.move_on_after(limit_s):
                 await state.all_ready.wait()
                 break
-            if not self._spawns and (self.missing or joined < len(state.heard)):
+            if not self.spawns and (self.missing or joined < len(state.heard)):
                 continue  # they are placed by somebody who may take longer: the time counts from the last that joined
             late = sorted(set(self.ranks) - state.ready.keys())[0]
             what = f"was not ready within --boot-timeout {limit_s:g} s{self._processes.said_last(late)}"
@@ -247,8 +251,11 @@ class RankSupervisor:
             settings = rank_settings(self._settings, state.epoch, self._life, self._run_dir.path)
             if state.arenas:
                 settings.arena_bytes = state.arenas[rank[0]]
-            with contextlib.suppress(PeerGone):  # it is gone again: its exit or its silence says so
+            try:
                 await self._server.send(*rank, Hello(state.epoch, settings))
+            except PeerGone:  # where it runs elsewhere another one may join in its place; here its exit says more
+                self._server.forget(*rank)
+                del state.heard[rank]
         elif isinstance(message, Ready):
             self._note_ready(state, rank, message)
         elif isinstance(message, Explained):
@@ -347,10 +354,21 @@ class RankSupervisor:
                 if now - heard > SILENT_S and (child is None or child.code is None):
                     self._note_silent(state, rank, now - heard)
         cause = judge(state.signs)
+        if cause.mark == Mark.PEER_GONE and not self.spawns:
+            self._look_for_the_gone(state)
+            cause = judge(state.signs)
         if isinstance(cause.error, DigestMismatch):
+            state.explained.clear()
             await self._explain(state, cause.error.step.seq)
         others = [str(sign.error) for sign in state.signs if sign is not cause]
         return Loss(cause.error, cause.mark, state.noticed_at, others, state.explained)
+
+    def _look_for_the_gone(self, state: _State) -> None:
+        """Ranks that run elsewhere have no exit that is seen here: whoever cannot be written to is the one."""
+        try:
+            self._server.broadcast(Explain(1))  # whatever is sent; the answers of the others count for nothing
+        except (PeerGone, RankStalled) as error:
+            state.sign(Mark.UNREACHABLE, RankLost(None, f"is gone: {error}"))
 
     async def _explain(self, state: _State, seq: int) -> None:
         with contextlib.suppress(PeerGone, RankStalled):  # those that hear it answer
@@ -362,7 +380,7 @@ class RankSupervisor:
 
     async def end(self, why: str) -> None:
         """After a loss: nothing of the epoch is left when this returns, and another one can be run."""
-        if not self._spawns:
+        if not self.spawns:
             self._tell(Stop(why, again=True))
         await self._processes.reap(0)
 

@@ -62,8 +62,13 @@ class RankServer:
         insecure: bool = False,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         complain: Callable[[str, str], None] | None = None,
+        replaced: bool = False,
     ) -> None:
-        """`complain` is told of every message that no rank can have sent: the counter it counts in, and a text."""
+        """`complain` is told of every message that no rank can have sent: the counter it counts in, and a text.
+
+        With `replaced`, somebody else starts the ranks: one that joins while it is here stands for a process that ended
+        and breaks the stream of the epoch; it takes part in the next one.
+        """
         self._socket = bind_router(endpoint, RANK_SOCKET, keys, insecure, context)
         self._complain = complain
         self._token = token
@@ -71,6 +76,9 @@ class RankServer:
         self._by_identity: dict[bytes, _Member] = {}
         self._by_rank: dict[RankId, _Member] = {}
         self._former: set[bytes] = set()  # connections of ranks of the last epoch
+        self._replaced = replaced
+        self._early: dict[RankId, tuple[bytes, Join]] = {}  # who joins in the next epoch
+        self._taken: list[FromRank] = []  # their Joins, once it began
         self._epoch = 0
         self._sent_seq = 0
         self.stats: dict[str, int] = {"undecodable": 0, "not_joined": 0, "bad_join": 0, "old_epoch": 0, "wrong_rank": 0}
@@ -88,6 +96,16 @@ class RankServer:
         self._former = set(self._by_identity)
         self._by_identity.clear()
         self._by_rank.clear()
+        self._taken = [message for _, message in self._early.values()]
+        for rank, (identity, _) in self._early.items():
+            self._admit(identity, rank)
+        self._early.clear()
+
+    def forget(self, stage: int, rank: int) -> None:
+        """A rank that joined is gone again before it was told anything: another may join in its place."""
+        member = self._by_rank.pop((stage, rank), None)
+        if member is not None:
+            del self._by_identity[member.identity]
 
     # --- to ranks --------------------------------------------------------------------------------------------------
 
@@ -131,6 +149,9 @@ class RankServer:
 
     async def recv(self) -> FromRank:
         """The next message of a joined rank, or a Join that was taken. StreamBroken for a rank out of order."""
+        if self._taken:
+            await trio.lowlevel.checkpoint()
+            return self._taken.pop(0)
         while True:
             message = self._take(await self._socket.recv())
             if message is not None:
@@ -138,9 +159,22 @@ class RankServer:
 
     async def recv_batch(self, n: int) -> list[FromRank]:
         """What is there, 1 to `n` messages. StreamBroken as in `recv`: the rest of that epoch does not count."""
+        if self._taken:
+            await trio.lowlevel.checkpoint()
+            early, self._taken = self._taken, []
+            return early
         while True:
-            taken = [self._take(frames) for frames in await self._socket.recv_batch(n)]
-            messages = [message for message in taken if message is not None]
+            messages, broken = [], None
+            for frames in await self._socket.recv_batch(n):
+                try:
+                    message = self._take(frames)
+                except StreamBroken as error:
+                    broken = broken or error  # who joins behind it must still be noted
+                    continue
+                if message is not None:
+                    messages.append(message)
+            if broken is not None:
+                raise broken
             if messages:
                 return messages
 
@@ -182,17 +216,26 @@ class RankServer:
         proven = hmac.compare_digest(message.token.encode("utf-8", "replace"), self._token.encode())
         known = rank in self._expected and rank not in self._by_rank and identity not in self._by_identity
         self._former.discard(identity)
-        if not proven or not known:
+        again = proven and self._replaced and rank in self._by_rank and identity not in self._by_identity
+        if not again and not (proven and known):
             why = "it is not expected, or is here already" if proven else "with a wrong token"
             self._drop("bad_join", f"Join as stage {message.stage} rank {message.rank}: {why}")
             return None
         problem = version_problem(message.version, f"stage {message.stage} rank {message.rank}")
         if problem:
             raise VersionMismatch(problem)
+        if again:
+            self._early[rank] = (identity, message)
+            raise StreamBroken(
+                f"stage {message.stage} rank {message.rank} joins anew (pid {message.pid}): its process was replaced"
+            )
+        self._admit(identity, rank)
+        return message
+
+    def _admit(self, identity: bytes, rank: RankId) -> None:
         member = _Member(identity, rank)
         self._by_identity[identity] = member
         self._by_rank[rank] = member
-        return message
 
     def _report(self, member: _Member, message: Report) -> Report | None:
         if message.epoch != self._epoch:

@@ -21,6 +21,7 @@ from allocator.columns import pack_i64
 from ipc.client import DaemonClient
 from ipc.client_stream import Tokens
 from ipc.errors import DaemonLost
+from ipc.keys import ClientKeys
 from ipc.messages import Accepted, Finished, Generate, Refused, Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,12 +74,14 @@ async def running(
     lost_after_s: float = 5.0,
     return_within_s: float = 0.0,
     environ: dict[str, str] | None = None,
+    keys: ClientKeys | None = None,
 ) -> AsyncIterator[tuple[DaemonProcess, DaemonClient]]:
     """A ready daemon and a connected client, whose streams wait so long for a daemon that is gone."""
     daemon = DaemonProcess(run_dir, *flags, delay_us=delay_us, environ=environ)
     try:
-        waits = {"lost_after_s": lost_after_s, "return_within_s": return_within_s}
-        async with DaemonClient(f"ipc://{run_dir}/front.sock", "fe", **waits) as client:
+        endpoint = f"ipc://{run_dir}/front.sock"
+        client = DaemonClient(endpoint, "fe", keys=keys, lost_after_s=lost_after_s, return_within_s=return_within_s)
+        async with client:
             await client.wait_connected(PATIENCE_S)
             yield daemon, client
     finally:

@@ -218,9 +218,37 @@ async def test_reports_of_an_old_epoch_are_dropped(endpoint: str) -> None:
     await new.send([encode(report(1, epoch=2))])
     with trio.fail_after(5):
         assert await server.recv() == report(1, epoch=2)
-    assert server.stats["old_epoch"] == 1
+    assert server.stats["old_epoch"] == 2, "by its connection, and by the number that it carries"
+    assert server.stats["not_joined"] == 0
     old.close()
     new.close()
+    await server.aclose(0)
+
+
+async def test_ranks_that_join_anew_break_the_epoch_and_are_in_the_next(endpoint: str) -> None:
+    """Where somebody else starts them: both are noted though they come at once, and taken in without asking again."""
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0), (0, 1)], replaced=True)
+    server.begin_epoch(1)
+    sockets = [connect_dealer(endpoint) for _ in range(4)]
+    for rank in range(2):
+        await sockets[rank].send([encode(Join(0, rank, 1, TOKEN))])
+        assert await server.recv() == Join(0, rank, 1, TOKEN)
+    again = [Join(0, rank, 2, TOKEN) for rank in range(2)]
+    for socket, join in zip(sockets[2:], again, strict=True):
+        await socket.send([encode(join)])
+    await wait_all_tasks_blocked(0.05)
+    with pytest.raises(StreamBroken, match=r"joins anew \(pid 2\)"):
+        await server.recv_batch(16)
+    server.begin_epoch(2)
+    assert sorted(await server.recv_batch(16), key=lambda join: join.rank) == again
+    server.send_step(1, encode(step(1, epoch=2)))
+    for socket in sockets[2:]:
+        assert await socket.recv() == [encode(step(1, epoch=2))]
+    server.forget(0, 1)
+    with pytest.raises(RankGone, match=r"\(0, 1\)"):
+        server.send_step(2, encode(step(2, epoch=2)))
+    for socket in sockets:
+        socket.close()
     await server.aclose(0)
 
 

@@ -1,0 +1,98 @@
+"""Ranks that somebody else starts: they join over tcp with keys, and again after each loss."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from daemon.exits import Exit
+from ipc.keys import load_client_keys, make_keys
+from tests.daemon.daemon_process import PATIENCE_S, ROOT, running
+from tests.daemon.test_recovery import Told, follow, health
+from tools.replay import replay_directory
+
+pytestmark = pytest.mark.e2e
+TOKEN = {"BANDMASTER_RANK_TOKEN": "a token of the cluster's own"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def placed(endpoint: str, keys: Path, output: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two tensor ranks as torchrun would start them, by its variables. Whatever is left is killed at the end."""
+    started = []
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    try:
+        for rank in range(2):
+            environ = {**os.environ, **TOKEN, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [
+                sys.executable,
+                "-m",
+                "tools.cli",
+                "rank",
+                "--endpoint",
+                endpoint,
+                "--keys",
+                str(keys),
+                "--tp",
+                "2",
+            ]
+            with output.open("ab") as log:
+                started.append(subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log))
+        yield started
+    finally:
+        for process in started:
+            children = psutil.Process(process.pid).children() if process.poll() is None else []
+            process.kill()
+            for child in children:
+                child.kill()
+            process.wait()
+
+
+async def test_ranks_placed_elsewhere_come_back_after_a_loss(tmp_path: Path) -> None:
+    """kill -9 of one of them under load: its own supervisor starts it again, it joins the next epoch, no token is lost.
+    When the daemon ends in order they all do, with code 0.
+    """
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    async with running(tmp_path / "alone", delay_us=2000) as (_, client):
+        alone = Told()
+        await follow(client, "alone", alone, 200)
+    keys, run_dir = tmp_path / "keys", tmp_path / "run"
+    make_keys(keys, ["rank", "frontend"])
+    flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", endpoint, "--keys", str(keys)]
+    told = [Told() for _ in range(3)]
+    with placed(endpoint, keys, tmp_path / "ranks.out") as ranks:
+        own = load_client_keys(keys, "frontend")
+        async with running(run_dir, *flags, delay_us=2000, environ=TOKEN, keys=own) as (daemon, client):
+            with trio.fail_after(PATIENCE_S):
+                async with trio.open_nursery() as nursery:
+                    for index, one in enumerate(told):
+                        nursery.start_soon(follow, client, f"r{index}", one, 200)
+                    for one in told:
+                        await one.decoding.wait()
+                    psutil.Process(ranks[1].pid).children()[0].kill()
+                    while not daemon.lines("EpochLost"):
+                        await trio.sleep(0.02)
+                assert (await health(client))["ready"]
+                daemon.send(signal.SIGTERM)
+                assert await daemon.code() == Exit.CLEAN
+                codes = [await trio.to_thread.run_sync(rank.wait) for rank in ranks]
+    assert codes == [0, 0]
+    assert all(one.said == alone.said for one in told)
+    assert len(daemon.lines("EpochBegan")) == 2
+    assert "stage 0 rank 1 is not connected" in daemon.lines("EpochLost")[0]["error"]
+    assert replay_directory(str(run_dir)).divergence is None
