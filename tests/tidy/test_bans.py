@@ -72,6 +72,7 @@ EXCEPTIONS = {
     ("daemon/frontend/service.py", "time.time"): "`created` of the API is the wall clock's; nothing is decided by it",
     ("daemon/run_dir.py", "time.sleep"): "waits for orphans at boot, before any event loop runs",
     ("daemon/rank/modeled.py", "time.sleep"): "the worker thread is the modeled device: its delay is the product",
+    ("daemon/rank/modeled_link.py", "time.sleep"): "the worker thread tries again a peer that does not listen yet",
 }
 
 
