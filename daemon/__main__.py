@@ -7,6 +7,7 @@ ordered end.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +58,7 @@ def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any, faults: F
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a daemon; returns the exit code (`daemon.exits`)."""
-    die_with_parent()
+    die_with_parent(signal.SIGHUP)
     try:
         settings = load("daemon", list(sys.argv[1:] if argv is None else argv), ABOUT)
         faults = planted("daemon", os.environ)

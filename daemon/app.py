@@ -68,7 +68,7 @@ from journal.writer import JournalWriter
 FINISH_WITHIN_S = 15.0
 GATEWAY_DRAIN_S = 3.0
 FAULT_PATIENCE_S = 1.0  # for ranks, once nothing that they say counts any more
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def core_config(settings: Settings) -> CoreConfig:
@@ -363,10 +363,12 @@ class Daemon:
             (self._log.warning if note.warns else self._log.info)(note.event, **note.values)
 
     async def _signals(self, signals: Any) -> None:
-        """The first signal is an order, each further one makes it faster."""
+        """The first signal is an order, each further one makes it faster. SIGHUP: whoever started us is gone."""
         async for number in signals:
             self._log.info("Signal", signal=signal.Signals(number).name, ending=self.engine.ending)
-            if self.engine.ending in OVER:
+            if number == signal.SIGHUP:
+                self._fail("parent", DaemonError(Exit.CHILD, "the process that started this one is gone"))
+            elif self.engine.ending in OVER:
                 self._hurried = True
                 self.engine.hurry()
             elif number == signal.SIGTERM and not self.engine.ending:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -27,7 +27,7 @@ from daemon.mailbox import ITERATION_INPUTS_MAX, BandCounts, BecameIdle, Collate
 from ipc.messages import Accepted, Step
 from journal import records
 from journal.errors import JournalFailed
-from journal.records import Closed, Digested, Divergence, Kind, Readied
+from journal.records import Closed, Digested, Divergence, Kind, Readied, Snapshotted
 from journal.writer import JournalWriter
 
 FINISH_WAIT_S = 2.0  # how long an ordered end waits for the reports of steps in flight
@@ -187,8 +187,9 @@ class Engine:
 
     def leave(self) -> None:
         """Something failed that is no request's end: take nothing more, all of them go on in the next life."""
-        self.ending = "failed"
-        self._wake()
+        if self.ending in ("", "drain"):
+            self.ending = "failed"
+            self._wake()
 
     def live(self) -> int:
         """Requests that would be lost if the daemon ended now."""
@@ -313,6 +314,8 @@ class Engine:
         """Append an input, feed it, append what it led to; raises CoreFailed."""
         if isinstance(item, EpochBegan):
             self.epoch, self.sent_seq, self.reported_seq = item.epoch, 0, 0
+        if self._snapshots is not None and isinstance(item, EpochBegan | EpochEnded):
+            self._snapshots.epoch_changed()
         self._writer.append(item)
         try:
             outputs = self.core.feed(item)

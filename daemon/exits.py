@@ -33,7 +33,7 @@ EXIT_TEXT: dict[Exit, str] = {
     Exit.JOURNAL: "the journal is damaged, busy or could not be written; requests go on in the next life",
     Exit.IN_USE: "the run directory belongs to processes that are alive; they are named",
     Exit.BOOT: "the ranks did not become ready in time or could not agree",
-    Exit.CHILD: "a supervised process ended when nobody had asked it to",
+    Exit.CHILD: "a supervised process, or the supervisor of this one, ended when nobody had asked it to",
     Exit.MODEL: "the model is unsupported or could not be prepared",
     Exit.INTERRUPTED: "a signal came while the model was being prepared: nothing had been started, nothing was served",
 }

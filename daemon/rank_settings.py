@@ -55,8 +55,8 @@ def rank_ids(settings: Settings) -> tuple[tuple[int, int], ...]:
 def rendezvous(settings: Settings, epoch: int, life: str, run_dir: Path) -> str:
     """Where the ranks of an epoch of a daemon's life find each other; empty for one rank.
 
-    `tcp://HOST:PORT` where rank 0.0 listens; `file://PATH`, another one in each epoch; `env://`: where the launcher that
-    starts the ranks says.
+    `tcp://HOST:PORT` where rank 0.0 listens; `file://PATH`, another one in each epoch; `env://`: where the launcher
+    of the ranks says.
     """
     if len(rank_ids(settings)) == 1:
         return ""

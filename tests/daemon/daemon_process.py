@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,18 @@ PATIENCE_S = 30
 class DaemonProcess:
     """One `python -m daemon`; `code` waits for its exit code."""
 
-    def __init__(self, run_dir: Path, *flags: str, delay_us: int = 0, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *flags: str,
+        delay_us: int = 0,
+        environ: dict[str, str] | None = None,
+        parent: Sequence[str] = (),
+    ) -> None:
+        """`parent`: a command line that gets ours behind it, and starts it."""
         self.run_dir = run_dir
-        command = [sys.executable, "-m", "daemon", "--run-dir", str(run_dir), "--rank-runner", "modeled"]
+        command = [*parent]
+        command += [sys.executable, "-m", "daemon", "--run-dir", str(run_dir), "--rank-runner", "modeled"]
         command += ["--rank-option", f"delay_us={delay_us}", "--log-format", "json", *flags]
         own = {name: text for name, text in os.environ.items() if not name.startswith("BANDMASTER_")}
         self.output = run_dir.with_suffix(".out")
@@ -75,9 +84,10 @@ async def running(
     return_within_s: float = 0.0,
     environ: dict[str, str] | None = None,
     keys: ClientKeys | None = None,
+    parent: Sequence[str] = (),
 ) -> AsyncIterator[tuple[DaemonProcess, DaemonClient]]:
     """A ready daemon and a connected client, whose streams wait so long for a daemon that is gone."""
-    daemon = DaemonProcess(run_dir, *flags, delay_us=delay_us, environ=environ)
+    daemon = DaemonProcess(run_dir, *flags, delay_us=delay_us, environ=environ, parent=parent)
     try:
         endpoint = f"ipc://{run_dir}/front.sock"
         client = DaemonClient(endpoint, "fe", keys=keys, lost_after_s=lost_after_s, return_within_s=return_within_s)

@@ -187,6 +187,36 @@ async def test_a_killed_daemon_leaves_requests_that_go_on(tmp_path: Path) -> Non
     assert replay_directory(str(run_dir)).divergence is None
 
 
+PARENT = """
+import os, subprocess, sys
+from daemon.processes import child_environment
+subprocess.Popen(sys.argv[1:], env=child_environment(os.environ)).wait()
+"""
+
+
+async def test_an_orphaned_daemon_ends_no_request(tmp_path: Path) -> None:
+    """kill -9 of whoever started it: the daemon leaves by itself, and the next life goes on with every request."""
+    run_dir = tmp_path / "run"
+    parent = [sys.executable, "-c", PARENT]
+    async with running(run_dir, delay_us=5000, return_within_s=PATIENCE_S, parent=parent) as (daemon, client):
+        pid = int((run_dir / "daemon.pid").read_text())
+        lives: list[DaemonProcess] = []
+
+        async def act() -> None:
+            daemon.send(signal.SIGKILL)
+            while psutil.pid_exists(pid):
+                await trio.sleep(0.02)
+            lives.append(DaemonProcess(run_dir))
+
+        outcomes = await under_load(client, 3, 300, act)
+        lives[0].send(signal.SIGTERM)
+        assert await lives[0].code() == Exit.CLEAN
+    assert {(outcome.end, outcome.tokens) for outcome in outcomes} == {("length", 300)}
+    assert [line["code"] for line in daemon.lines("Ended")] == [Exit.CHILD, Exit.CLEAN]
+    assert Kind.CLOSED in kinds(run_dir)
+    assert replay_directory(str(run_dir)).divergence is None
+
+
 async def test_what_refuses_to_start_says_why(tmp_path: Path) -> None:
     """A second owner exits 5 naming the first, a bad setting 2, a damaged journal 4, a rank that cannot load 6."""
     run_dir = tmp_path / "run"
