@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import trio
 
 import daemon.launcher
-from daemon.exits import Exit
+from daemon.exits import DaemonError, Exit
 from daemon.launcher import Launcher, served_name
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
@@ -53,7 +58,8 @@ class Scene:
         monkeypatch.setattr(daemon.launcher, "module_command", lambda module: [sys.executable, "-c", commands[module]])
         monkeypatch.setattr(daemon.launcher, "END_WITHIN_S", 2.0)
         self.log = NotedLog()
-        self.launcher = Launcher(Settings(drain_timeout_s=0.5, port=0), self.run_dir, self.log)
+        self.settings = Settings(drain_timeout_s=0.5, port=0, restarts_max=3)
+        self.launcher = Launcher(self.settings, self.run_dir, self.log)
 
     async def run(self, *signals: int) -> int:
         """Run it; once both children stand, send the signals to ourselves."""
@@ -73,6 +79,40 @@ class Scene:
         assert not [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
         assert sorted(path.name for path in self.run_dir.path.iterdir()) == ["journal", "logs"]
         return code
+
+    async def serve(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[None]]) -> int:
+        """Run it as ready as soon as its children stand; `act` once that was announced; the exit code."""
+
+        async def healthy(url: str) -> bool:
+            return all(file.exists() for file in self.ready.values())
+
+        monkeypatch.setattr(daemon.launcher, "healthy", healthy)
+        async with trio.open_nursery() as nursery:
+
+            async def once_ready() -> None:
+                while not self.log.events("Listening"):
+                    await trio.sleep(0.01)
+                await act()
+
+            nursery.start_soon(once_ready)
+            with trio.fail_after(30):
+                code = await self.launcher.run()
+            nursery.cancel_scope.cancel()
+        assert not [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+        return code
+
+    def pid(self, name: str) -> int:
+        """The present process of this name."""
+        return int(json.loads((self.run_dir.path / "pids.json").read_text())[name])
+
+    async def kill(self, name: str) -> int:
+        """Kill a child, wait until another one stands in its place; its pid."""
+        ready, before = self.ready[name.split("-")[0]], self.pid(name)
+        ready.unlink()
+        os.kill(before, signal.SIGKILL)
+        while self.pid(name) == before or not ready.exists():
+            await trio.sleep(0.01)
+        return self.pid(name)
 
     def ended(self) -> list[str]:
         return [line["child"] for line in self.log.events("ChildEnded")]
@@ -127,6 +167,116 @@ async def test_X4_two_children_that_do_not_listen_are_killed(tmp_path: Path, mon
     scene = Scene(tmp_path, monkeypatch, daemon=DEAF, frontend=DEAF)
     assert await scene.run(signal.SIGTERM) == Exit.CHILD
     assert sorted(line["child"] for line in scene.log.events("ChildKilled")) == ["daemon", "frontend"]
+
+
+# --- deaths once the server was ready
+
+
+@pytest.mark.e2e
+async def test_X1_who_dies_is_replaced_on_the_same_port(tmp_path: Path, monkeypatch: Any) -> None:
+    """Daemon and front end are killed in turn: another process each time, the port open throughout, the end clean."""
+    wait = WAITS.replace("{code}", "0")
+    scene = Scene(tmp_path, monkeypatch, daemon=wait, frontend=wait)
+
+    async def act() -> None:
+        url = urlsplit((scene.run_dir.path / "frontend.url").read_text().strip())
+        pids = {name: scene.pid(name) for name in ("daemon", "frontend", "launcher")}
+        for name in ("daemon", "frontend", "daemon"):
+            await scene.kill(name)
+            with socket.create_connection((url.hostname, url.port), timeout=5):  # queued until somebody accepts
+                pass
+        assert {name for name, pid in pids.items() if scene.pid(name) != pid} == {"daemon", "frontend"}
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert await scene.serve(monkeypatch, act) == Exit.CLEAN
+    assert scene.ended() == ["daemon", "frontend", "daemon"]
+    assert [line["restart"] for line in scene.log.events("ChildRestarts")] == [1, 1, 2]
+
+
+@pytest.mark.e2e
+async def test_too_many_deaths_end_the_server(tmp_path: Path, monkeypatch: Any) -> None:
+    """One more than `--restarts-max`: the exit code says that a child failed, and the other one was told to end."""
+    wait = WAITS.replace("{code}", "0")
+    scene = Scene(tmp_path, monkeypatch, daemon=wait, frontend=wait)
+
+    async def act() -> None:
+        for _ in range(3):
+            await scene.kill("daemon")
+        os.kill(scene.pid("daemon"), signal.SIGKILL)
+        await trio.sleep_forever()
+
+    assert await scene.serve(monkeypatch, act) == Exit.CHILD
+    assert scene.ended() == ["daemon"] * 4
+    assert scene.log.events("ChildKilled") == []
+
+
+@pytest.mark.e2e
+async def test_X2_an_honest_end_of_the_daemon_is_not_repaired(tmp_path: Path, monkeypatch: Any) -> None:
+    """It told every request its end and left with the code for lost ranks: that is the server's end and code."""
+    leaves = WAITS.replace("{ready}", "signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))\n{ready}")
+    leaves = leaves.replace("{code}", "0")
+    scene = Scene(tmp_path, monkeypatch, daemon=leaves, frontend=WAITS.replace("{code}", "0"))
+
+    async def act() -> None:
+        os.kill(scene.pid("daemon"), signal.SIGUSR1)
+        await trio.sleep_forever()
+
+    assert await scene.serve(monkeypatch, act) == Exit.RANK
+    assert scene.log.events("ChildRestarts") == []
+
+
+@pytest.mark.e2e
+async def test_a_stop_while_a_child_is_being_replaced_is_clean(tmp_path: Path, monkeypatch: Any) -> None:
+    """SIGTERM in the pause before a restart: nothing more is started, and nothing is left."""
+    monkeypatch.setattr("daemon.restarts.PAUSE_MIN_S", 60.0)
+    monkeypatch.setattr("daemon.restarts.PAUSE_MAX_S", 60.0)
+    wait = WAITS.replace("{code}", "0")
+    scene = Scene(tmp_path, monkeypatch, daemon=wait, frontend=wait)
+
+    async def act() -> None:
+        os.kill(scene.pid("daemon"), signal.SIGKILL)
+        while not scene.log.events("ChildRestarts"):
+            await trio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert await scene.serve(monkeypatch, act) == Exit.CLEAN
+    assert len(scene.log.events("ChildStarted")) == 2
+
+
+@pytest.mark.e2e
+async def test_several_front_ends_share_one_port(tmp_path: Path, monkeypatch: Any) -> None:
+    """Each is a child of its own and gets the same socket; one is replaced without the others."""
+    script = WAITS.replace(
+        "{ready}", "{ready}\nopen(f'{tmp}/{os.getpid()}', 'w').write(os.environ['BANDMASTER_LISTEN_FD'])"
+    )
+    script = script.replace("{code}", "0").replace("{tmp}", str(tmp_path))
+    scene = Scene(tmp_path, monkeypatch, daemon=WAITS.replace("{code}", "0"), frontend=script)
+    scene.launcher = Launcher(replace(scene.settings, frontends=3), scene.run_dir, scene.log)
+
+    async def act() -> None:
+        before = [scene.pid(f"frontend-{number}") for number in range(3)]
+        await scene.kill("frontend-1")
+        after = [scene.pid(f"frontend-{number}") for number in range(3)]
+        assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
+        while not all(
+            (tmp_path / str(pid)).exists() and (tmp_path / str(pid)).read_text() for pid in {*before, *after}
+        ):
+            await trio.sleep(0.01)
+        assert len({(tmp_path / str(pid)).read_text() for pid in {*before, *after}}) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert await scene.serve(monkeypatch, act) == Exit.CLEAN
+
+
+async def test_a_taken_port_starts_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    """The launcher itself listens: the address is refused in words before any process runs."""
+    scene = Scene(tmp_path, monkeypatch, daemon=DEAF, frontend=DEAF)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        launcher = Launcher(replace(scene.settings, port=port), scene.run_dir, scene.log)
+        with pytest.raises(DaemonError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await launcher.run()
+    assert scene.log.events("ChildStarted") == []
 
 
 HANGS = """

@@ -48,6 +48,36 @@ def test_one_owner_named_by_pid(place: Path) -> None:
     second.release()
 
 
+def test_a_launcher_keeps_the_directory_while_its_daemon_is_replaced(place: Path) -> None:
+    """Another launcher is refused by the first one's pid, another's daemon too; after the end both come in."""
+    first, second = RunDir(place), RunDir(place)
+    first.prepare()
+    first.claim_server()
+    with pytest.raises(RunDirInUse, match=f"the server with pid {os.getpid()}") as caught:
+        second.claim_server()
+    assert caught.value.code == Exit.IN_USE
+    with pytest.raises(RunDirInUse, match=f"the server with pid {os.getpid()}"):
+        second.claim()  # not our child: whoever started it has not claimed the directory
+    child = f"from pathlib import Path; from daemon.run_dir import RunDir; RunDir(Path({str(place)!r})).claim()"
+    assert subprocess.run([sys.executable, "-c", child], check=False).returncode == 0, "our own daemon comes in"
+    first.release_server()
+    assert not (place / "server.pid").exists()
+    second.claim_server()
+    second.release_server()
+
+
+def test_a_launcher_is_refused_where_a_daemon_runs_alone(place: Path) -> None:
+    """A daemon that was started by hand is named; the refused launcher holds nothing."""
+    alone, launcher = RunDir(place), RunDir(place)
+    alone.prepare()
+    alone.claim()
+    with pytest.raises(RunDirInUse, match=f"the daemon with pid {os.getpid()}"):
+        launcher.claim_server()
+    alone.release()
+    launcher.claim_server()
+    launcher.release_server()
+
+
 def test_10_a_dead_owner_leaves_nothing_in_the_way(place: Path) -> None:
     """A pid file, sockets and rank notes of processes that are dead hinder nobody and are swept."""
     made = RunDir(place)

@@ -29,6 +29,8 @@ SHELL_SHARED = (
     "daemon.logs",
     "daemon.run_dir",
     "daemon.endpoints",
+    "daemon.listening",
+    "daemon.pulse",
 )
 
 
