@@ -31,6 +31,8 @@ LIST, DICT, SET, DEQUE, BYTEARRAY, ARRAY, INSTANCE = range(7)
 # Tags of values that are copied.
 TUPLE, NAMED, STRUCT, ENUM, NUMBER, INTEGER, FUNCTION, METHOD, CLASS, EXTERNAL, FROZEN, DTYPE, UNSET, EMPTY = range(14)
 
+AS_IS = frozenset((type(None), bool, int, float, str, bytes))  # values that msgpack has itself
+
 Find = Callable[[str, str], Any]
 """What a module and a qualified name stand for; raises for what may not be named."""
 
@@ -45,7 +47,10 @@ class _Unset:
 
 def encode(root: object, external: Mapping[type, str] | None = None) -> bytes:
     """Canonical bytes of everything that `root` leads to. Instances of a type in `external` are named, not followed."""
-    return _Encoder(external or {}).encode(root)
+    try:
+        return _Encoder(external or {}, AS_IS).encode(root)
+    except OverflowError:  # an integer beyond 64 bits: rare enough not to look at each
+        return _Encoder(external or {}, AS_IS - {int}).encode(root)
 
 
 def decode(data: bytes, find: Find, external: Mapping[str, object] | None = None) -> Any:
@@ -56,15 +61,14 @@ def decode(data: bytes, find: Find, external: Mapping[str, object] | None = None
 class _Encoder:
     """One encoding: objects are numbered as they are met, breadth first, so nothing is ever deep."""
 
-    def __init__(self, external: Mapping[type, str]) -> None:
+    def __init__(self, external: Mapping[type, str], as_is: frozenset[type]) -> None:
         self._external = external
+        self._as_is = as_is
         self._numbers: dict[int, int] = {}
         self._objects: list[Any] = []  # in the order of their numbers; holding them keeps their ids
         self._classes: dict[tuple[type, tuple[str, ...]], int] = {}
-        self._how: dict[type, Callable[[Any], Any]] = dict.fromkeys((type(None), bool, float, str, bytes), _itself)
-        self._how[int] = _integer
+        self._how: dict[type, Callable[[Any], Any]] = {int: _integer, **dict.fromkeys(as_is, _itself)}
         self._slots: dict[type, tuple[str, ...] | None] = {}
-        self._at = "the root"
 
     def encode(self, root: object) -> bytes:
         """See `encode` of the module."""
@@ -72,7 +76,6 @@ class _Encoder:
         done: list[list[Any]] = []
         while len(done) < len(self._objects):
             one = self._objects[len(done)]
-            self._at = f"a {type(one).__qualname__}"
             done.append(self._object(one))
         self._refuse_shared_memory()
         classes = [[cls.__module__, cls.__qualname__, list(fields)] for cls, fields in self._classes]
@@ -118,7 +121,7 @@ class _Encoder:
         known = (list, dict, set, deque, bytearray, np.ndarray)
         plain = kind.__module__ not in ("builtins", "collections", "numpy") and kind is not BuiltinFunctionType
         if kind not in known and (not plain or issubclass(kind, known)):
-            raise GraphError(f"{self._at} holds a {kind.__module__}.{kind.__qualname__}, which has no canonical bytes")
+            raise GraphError(f"a {kind.__module__}.{kind.__qualname__} has no canonical bytes")
 
     def _reference(self, value: Any) -> list[int]:
         number = self._numbers.get(id(value))
@@ -141,7 +144,7 @@ class _Encoder:
 
     def _function(self, value: FunctionType) -> list[Any]:
         if "<" in value.__qualname__:
-            raise GraphError(f"{self._at} holds {value.__module__}.{value.__qualname__}: a function needs a name")
+            raise GraphError(f"{value.__module__}.{value.__qualname__}: a function needs a name")
         return [FUNCTION, value.__module__, value.__qualname__]
 
     def _sorted(self, items: Any) -> list[Any]:
@@ -155,7 +158,7 @@ class _Encoder:
         """The record of one shared object."""
         kind, value = type(one), self._value
         if kind is list:
-            return [LIST, *map(value, one)]
+            return [LIST, *(one if self._as_is.issuperset(map(type, one)) else map(value, one))]
         if kind is dict:
             record: list[Any] = [DICT]
             for key, item in one.items():
@@ -178,13 +181,18 @@ class _Encoder:
         slots = self._slots.get(cls)
         if slots is None:
             slots = self._slots[cls] = _slots(cls)
-        own = vars(one) if hasattr(one, "__dict__") else {}
+        own = getattr(one, "__dict__", None)
         fields = (*slots, *sorted(own)) if own else slots
         record: list[Any] = [INSTANCE + self._class(cls, fields)]
-        for name in fields:
-            self._at = f"{cls.__qualname__}.{name}"
-            item = getattr(one, name, _Unset)
-            record.append([UNSET, 0] if item is _Unset else self._value(item))
+        try:
+            for name in fields:
+                item = getattr(one, name, _Unset)
+                if type(item) in self._as_is:  # nearly all are: worth the second look at the type
+                    record.append(item)
+                else:
+                    record.append([UNSET, 0] if item is _Unset else self._value(item))
+        except GraphError as error:
+            raise GraphError(f"{cls.__qualname__}.{name}: {error}") from error
         return record
 
     def _refuse_shared_memory(self) -> None:

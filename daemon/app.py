@@ -231,6 +231,8 @@ class Daemon:
         metrics.set_bands(self.bands())
         metrics.set_events(self.gateway.stats, self.ranks.stats)
         metrics.journal_unsynced.set(self._writer.unsynced_bytes)
+        metrics.journal_repairs.set(self.journal.repairs)
+        metrics.snapshots.set(self.snapshots.written)
         metrics.flushes_asked.set(self.compaction.asked)
 
     def _vitals(self) -> Vitals:

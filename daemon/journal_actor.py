@@ -55,6 +55,7 @@ class JournalActor:
         self._urgent = False
         self._degraded = False
         self._compress_at = 0.0
+        self.repairs = 0  # files that failed and were replaced, with nothing lost
 
     def written(self, urgent: bool) -> None:
         """The engine wrote records; with policy `os` or `always` they are already as durable as they get."""
@@ -62,6 +63,13 @@ class JournalActor:
             self._gateway.durable(self._writer.synced_through)
         self._urgent = self._urgent or urgent
         self._news.set()
+        self._tell_repairs()
+
+    def _tell_repairs(self) -> None:
+        """The disk failed and the journal is whole all the same: whoever runs it must hear of the disk."""
+        for what in self._writer.take_repairs():
+            self.repairs += 1
+            self._log.warning("SegmentReplaced", error=what)
 
     async def run(self) -> None:
         """Sync until cancelled."""
@@ -107,6 +115,7 @@ class JournalActor:
                 self._log.error("JournalDegraded", durable=False, what=str(error))
                 await self._mailbox.send(JournalDegraded(self._clock.now_ns(), False, str(error)))
             return
+        self._tell_repairs()
         self._observe_sync((self._clock.now_ns() - started_ns) / NS_PER_S)
         self._gateway.durable(self._writer.synced_through)
         if self._degraded:

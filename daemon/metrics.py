@@ -113,6 +113,10 @@ class Metrics:
         self.sync_time = self._histogram("journal_sync_seconds", "one fsync of the journal", SYNC_BUCKETS)
         self.journal_sequence = self._gauge("journal_sequence", "newest journal record")
         self.journal_unsynced = self._gauge("journal_unsynced_bytes", "journal bytes not known on disk")
+        self.journal_repairs = self._gauge(
+            "journal_segments_replaced", "journal files that failed and were replaced by a new segment, nothing lost"
+        )
+        self.snapshots = self._gauge("snapshots", "snapshots of this life")
         self.flushes_asked = self._gauge("flushes_asked", "opportunistic flushes asked for")
         self.epoch = self._gauge("epoch", "the newest life of the device memory, counted from the daemon's start")
         self.epoch_restarts = self._counter("epoch_restarts", "times all ranks were started again after one was lost")

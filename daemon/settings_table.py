@@ -376,7 +376,7 @@ class Settings:
         "bytes", 64 * MIB, "size at which a journal segment ends", SERVER, low=MIB, high=4 * GIB
     )
     snapshot_bytes: int = _row(
-        "bytes", 256 * MIB, "journal bytes after which a snapshot is written: a restart reads no more",
+        "bytes", 64 * MIB, "journal bytes after which a snapshot is written: a restart reads no more",
         SERVER, low=MIB, high=256 * GIB, zero="none is written",
     )  # fmt: skip
     log_format: str = _row(

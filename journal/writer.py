@@ -128,6 +128,7 @@ class JournalWriter:
         self._attempt = 0
         self._broken = ""  # why the current file must not be written again
         self._rotation_error = ""
+        self._repairs: list[str] = []  # what was wrong with files that were replaced, not taken yet
         self._closed = False
         header = self._header(start.journal_id, start.number + 1, start.previous_bytes, start.previous_digest)
         with self._sync_mutex:
@@ -191,6 +192,12 @@ class JournalWriter:
     def degraded(self) -> str:
         """Why durability is not as promised, or why a full segment cannot be left; empty when all is well."""
         return self._broken or self._rotation_error
+
+    def take_repairs(self) -> list[str]:
+        """What was wrong with each file that a new segment replaced since this was asked last: nothing was lost."""
+        with self._state_mutex:
+            repairs, self._repairs = self._repairs, []
+        return repairs
 
     # --- the loop's side -----------------------------------------------------------------------------------------
 
@@ -382,6 +389,8 @@ class JournalWriter:
                 self._storage.rename(temporary, name)
                 fresh.written_bytes += len(held)
                 self._current = fresh
+                if self._broken:
+                    self._repairs.append(f"{self._broken}; {name} holds everything since the last sync")
                 self._broken = ""
                 if unsent and self._unsent:
                     self._wrote()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
+import structlog.testing
 import trio
 
 from daemon.core.inputs import Input, JournalDegraded, Ticked
@@ -131,3 +132,25 @@ async def test_a_disk_that_fails_stops_admission_until_it_works(autojump_clock: 
         assert second.durable
         assert scene.door.through[-1][1] == sequence, "what waited was written again and is durable"
         nursery.cancel_scope.cancel()
+
+
+async def test_a_disk_that_failed_is_told_of_though_nothing_was_lost(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A write and an fsync that a new segment made good: one warning each, with the error's own words, and a count."""
+    for failing in (1, 2):
+        disk = ModeledDisk()
+        scene = Scene(disk)
+        log = structlog.testing.CapturingLogger()
+        scene.actor._log = log
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.actor.run)
+            await trio.sleep(5)
+            disk.fail_at = disk.operations + failing  # the write, or the fsync behind it
+            sequence = scene.write(urgent=True)
+            await trio.sleep(2)
+            nursery.cancel_scope.cancel()
+        assert scene.writer.synced_through == sequence
+        assert scene.actor.repairs == 1
+        (call,) = [call for call in log.calls if call.args == ("SegmentReplaced",)]
+        assert "modeled failure" in call.kwargs["error"]
