@@ -146,3 +146,31 @@ async def test_an_order_to_stop_while_recovering_is_carried_out(tmp_path: Path) 
         assert await daemon.code() == Exit.CLEAN
     assert {outcome.end for outcome in outcomes} == {"drained"}
     assert replay_directory(str(run_dir)).divergence is None
+
+
+async def test_a_rank_killed_while_the_next_life_boots_loses_nothing(tmp_path: Path) -> None:
+    """The daemon dies under load, and a rank of the daemon that follows dies before any epoch of it: all go on."""
+    run_dir = tmp_path / "run"
+    outcomes = [Told() for _ in range(3)]
+    async with running(run_dir, delay_us=2000, return_within_s=PATIENCE_S) as (daemon, client):
+        alone = Told()
+        await follow(client, "alone", alone, 300)
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                for index, told in enumerate(outcomes):
+                    nursery.start_soon(follow, client, f"r{index}", told, 300)
+                for told in outcomes:
+                    await told.decoding.wait()
+                daemon.send(signal.SIGKILL)
+                await daemon.code()
+                second = DaemonProcess(run_dir)
+                while len(second.lines("RankStarted")) < 2:
+                    await trio.sleep(0.002)
+                second.ranks()[0].kill()
+        second.send(signal.SIGTERM)
+        assert await second.code() == Exit.CLEAN
+    assert all(told.said == alone.said for told in outcomes)
+    (lost,) = second.lines("EpochLost")
+    assert (lost["epoch"], lost["mark"], lost["live_requests"]) == (1, "killed", 3)
+    assert len(second.lines("RankStarted")) == 3
+    assert replay_directory(str(run_dir)).divergence is None
