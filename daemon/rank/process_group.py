@@ -167,6 +167,11 @@ def open_store(
     elif scheme == "tcp" and place.rpartition(":")[2].isdecimal():
         host, _, port = place.rpartition(":")
         host = host.strip("[]")
+        try:
+            socket.getaddrinfo(host, int(port))  # a name that nobody knows would be tried for as long as ranks may take
+        except OSError as error:
+            text = f"the rendezvous {host}:{port} is no place: {error}; ranks meet on the host of rank 0.0"
+            raise BadOption(text) from None
         set_interface(host)
         # A launcher like torchrun may run the store itself; otherwise rank 0.0 does.
         serves = layout.number == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
