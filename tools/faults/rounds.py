@@ -206,7 +206,7 @@ def read_notes(done: Round, notes: Path) -> None:
     """When the first planted fault struck and whom, by the notes that the processes left."""
     fired = sorted((json.loads(path.read_text()) for path in notes.iterdir()), key=lambda note: note["monotonic_ns"])
     if fired:
-        done.struck_s = fired[0]["monotonic_ns"] / 1e9
+        done.struck_s = max(fired[0]["monotonic_ns"] / 1e9, done.began_s)  # some strike while the process starts
         done.victim = ", ".join(f"{note['process']} at {note['number']}" for note in fired)
 
 
