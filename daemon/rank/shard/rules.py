@@ -71,7 +71,7 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def _summed(inner: Callable[..., Tensor], group: Group) -> Callable[..., Tensor]:
     def forward(*args: Any, **kwargs: Any) -> Tensor:
-        return group.all_reduce(inner(*args, **kwargs))
+        return group.all_reduce(inner(*args, **kwargs).contiguous())
 
     return forward
 
