@@ -48,6 +48,9 @@ COMMANDS: dict[str, Command] = {
     "scenario": Command(
         "tools.worlds.scenario", "scenario files: commands to a simulated world, and what they lead to"
     ),
+    "groups": Command(
+        "tools.groups.command", "simulated groups of ranks that lag at random; divergences they must name"
+    ),
     "faults": Command("tools.faults.command", "kill, stop and mislead a server's processes; judge what clients get"),
     "check": Command("tools.check", "format, lint, types and tests of a source tree"),
 }

@@ -7,27 +7,17 @@ import pytest
 from daemon.divergence import diverged, in_words
 from daemon.results import DigestMismatch
 from tools.groups.group import SimulatedGroup
-from tools.groups.plants import Plant, at, by_the_clock, ended_forwards, other_hole
-from tools.groups.rank import SimulatedRank
+from tools.groups.plants import planted
 from tools.groups.work import Load, core_config, stage_settings
 
 ARENA_BYTES = 1 << 16
 FROM = 60
 
 
-def clock(rank: SimulatedRank) -> Plant:
-    """A decision by what has ended on the rank's own device."""
-    return by_the_clock(ended_forwards(rank))
-
-
 def found(stages: int, place: tuple[int, int], kind: str) -> tuple[SimulatedGroup, DigestMismatch]:
     """The group with the plant, and what the collator found."""
-
-    def plant(rank: SimulatedRank) -> None:
-        (other_hole if kind == "hole" else clock(rank))(rank.worker, FROM)
-
     settings = stage_settings(stages, 2, ARENA_BYTES)
-    group = SimulatedGroup(core_config(), settings, 2, 5, change=at(place, plant))
+    group = SimulatedGroup(core_config(), settings, 2, 5, change=planted(kind, place, FROM))
     with pytest.raises(DigestMismatch) as caught:
         Load(11).drive(group, 500)
     return group, caught.value

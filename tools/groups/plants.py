@@ -63,11 +63,18 @@ def ended_forwards(rank: SimulatedRank) -> Callable[[], int]:
     return ended
 
 
-def at(place: Place, plant: Callable[[SimulatedRank], None]) -> Callable[[SimulatedRank], None]:
-    """A change of one rank of a group."""
+def planted(name: str, place: Place, seq: int) -> Callable[[SimulatedRank], None]:
+    """A change that plants the divergence of that name in one rank, from step `seq` on."""
 
     def change(rank: SimulatedRank) -> None:
         if rank.place == place:
-            plant(rank)
+            PLANTS[name](rank)(rank.worker, seq)
 
     return change
+
+
+PLANTS: dict[str, Callable[[SimulatedRank], Plant]] = {
+    "hole": lambda rank: other_hole,
+    "clock": lambda rank: by_the_clock(ended_forwards(rank)),
+}
+"""Name -> the fault for a rank."""
