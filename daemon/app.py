@@ -273,7 +273,8 @@ class Daemon:
         self.open_life()
         if recovery is None or self._failure is not None:
             return
-        self.engine.order_first(recovery.taken_over(self.clock.now_ns()))
+        for part in reversed(recovery.taken_over(self.clock.now_ns())):
+            self.engine.order_first(part)
         self.gateway.expect(sorted({group.frontend for group in recovery.groups}), recovery.next_request)
         for note in recovery.notes:
             self._log.warning("RecoveryNote", note=note)

@@ -45,6 +45,7 @@ from journal.snapshots import Body, SnapshotUnusable
 from journal.storage import Storage
 
 OUTPUT_KINDS = frozenset((Kind.DECIDED, Kind.STEPPED))
+PART_BYTES = 8 << 20  # of one record that says what is taken over; a record has at most 64 MiB
 RAISES_MAX = 8  # inputs of one life that may be passed over because a core raises at them
 
 
@@ -69,11 +70,25 @@ class Recovery:
     steps: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def taken_over(self, now_ns: int) -> Recovered:
-        """The first input of the new life, as a reader of the journal will see it: plain values, nothing shared."""
-        item = records.decode(Kind.RECOVERED, records.encode(Recovered(now_ns, self.groups, self.next_request)))
-        assert isinstance(item, Recovered)
-        return item
+    def taken_over(self, now_ns: int, part_bytes: int = PART_BYTES) -> list[Recovered]:
+        """The first inputs of the new life, as a reader of the journal will see them: plain values, nothing shared."""
+        parts: list[list[RecoveredGroup]] = [[]]
+        size = 0
+        for group in self.groups:
+            group_bytes = len(msgspec.msgpack.encode(group))
+            if parts[-1] and size + group_bytes > part_bytes:
+                parts.append([])
+                size = 0
+            parts[-1].append(group)
+            size += group_bytes
+        items = []
+        for place, groups in enumerate(parts, start=1):
+            left = len(parts) - place
+            free = groups[-1].accepted.first_request + groups[-1].accepted.n if left else self.next_request
+            item = records.decode(Kind.RECOVERED, records.encode(Recovered(now_ns, groups, free, left)))
+            assert isinstance(item, Recovered)
+            items.append(item)
+        return items
 
 
 class Differs(Exception):
@@ -249,8 +264,8 @@ class _Accepted:
 
     def take_over(self, groups: list[RecoveredGroup], next_request: int) -> None:
         """What an earlier record says whole."""
-        self.groups = {(group.frontend, group.accepted.id): group for group in groups}
-        self.next_request = next_request
+        self.groups |= {(group.frontend, group.accepted.id): group for group in groups}
+        self.next_request = max(self.next_request, next_request)
         for group in groups:
             first = group.accepted.first_request
             self._ended.update(first + at for at, choice in enumerate(group.choices) if choice.ended is not None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from daemon.core.inputs import Recovered
 from journal import frame, segment
 from journal.errors import JournalDamaged
 from journal.reader import Finding, Walk, readable_segments
@@ -102,7 +103,10 @@ def _inherited(walk: Walk) -> bool:
     lives, inherited = 0, False
     for record in walk.records():
         lives += record.kind == Kind.OPENED
-        inherited = inherited or (record.kind == Kind.RECOVERED and lives <= 1)
+        if record.kind == Kind.RECOVERED and lives <= 1:
+            taken_over = record.decode()
+            assert isinstance(taken_over, Recovered)
+            inherited = not taken_over.left  # with its last part
     return inherited
 
 

@@ -176,11 +176,15 @@ class RecoveredGroup(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Recovered(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """What an earlier life of the daemon left: the groups that go on, and the next free number of a request."""
+    """What an earlier life of the daemon left: the groups that go on, and the next free number of a request.
+
+    It may come in parts, in the order of numbers, so that none is too large for a record: `left` parts follow.
+    """
 
     now_ns: int
     groups: list[RecoveredGroup]
     next_request: int
+    left: int = 0
 
 
 class Ticked(msgspec.Struct, tag=True, array_like=True, frozen=True):

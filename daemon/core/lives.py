@@ -25,11 +25,11 @@ def recoverable(core: CoreState) -> list[RecoveredGroup]:
 
 
 def recovered(core: CoreState, item: Recovered, out: Outputs) -> None:
-    """Take over what an earlier life left; the first input of a life."""
-    if core.next_request != 1 or core.groups or core.facts is not None:
+    """Take over what an earlier life left; the first input of a life, or the first few."""
+    if core.totals.received or core.facts is not None:
         raise InvariantBroken(
             "core.recovered",
-            f"what an earlier life left comes first in a life, not behind {core.next_request - 1} requests",
+            f"what an earlier life left comes first in a life, not behind {core.totals.received} arrivals or an epoch",
         )
     for left in item.groups:
         _take_over(core, left, item.now_ns, out)

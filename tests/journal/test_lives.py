@@ -146,6 +146,29 @@ def test_a_life_that_died_at_once_takes_nothing_away() -> None:
     assert live(fifth.recovery.groups) == live(expected)
 
 
+def test_a_life_that_died_within_what_it_took_over_takes_nothing_away() -> None:
+    """What is taken over comes in parts; with any of them missing the life before is read."""
+    disk, world = lived()
+    expected = world.core.recoverable()
+    parts = reopened(disk).taken_over(1, 2000)
+    assert len(parts) > 3
+    assert [part.left for part in parts] == list(range(len(parts)))[::-1]
+    assert max(len(encode_record(part)) for part in parts) < 2000 + 2000
+    for written in range(1, len(parts) + 1):
+        copy = disk.killed()
+        writer, _ = open_journal(copy, SMALL, ID)
+        opened = next(read_records(disk)).decode()
+        writer.append(opened)
+        writer.append_all(parts[:written])
+        writer.flush()
+        writer, found = open_journal(copy.killed(), SMALL, ID)
+        assert (found.life_segment > 1) == (written == len(parts))
+        names = segment_names(sorted(copy.files))
+        assert found.life_segment in (1, *names)
+        if written < len(parts):
+            assert recover(writer.storage, found).groups == expected
+
+
 def test_a_closed_life_leaves_only_ends() -> None:
     """Nothing goes on behind `Closed`; who has not acknowledged an end is still told of it."""
     disk, world = lived()
@@ -230,7 +253,10 @@ def test_what_this_core_would_have_decided_otherwise_starts_from_its_prompt(chan
             assert (left.accepted, left.generate, left.frontend) == (group.accepted, group.generate, group.frontend)
     assert not any(choice.tokens or choice.ended for group in recovery.groups for choice in group.choices)
     assert recovery.next_request == world.core.next_request
-    SchedulerCore(world.core.state.config).feed(recovery.taken_over(1))
+    core = SchedulerCore(world.core.state.config)
+    for part in recovery.taken_over(1, 500):
+        core.feed(part)
+    assert [group.accepted for group in core.recoverable()] == [group.accepted for group in recovery.groups]
 
 
 def test_damage_is_refused_not_passed_over() -> None:

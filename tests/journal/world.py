@@ -137,6 +137,7 @@ class World:
         settings: JournalSettings | None = None,
         shape: Geometry | None = None,
         snapshot_bytes: int = 0,
+        part_bytes: int = 4000,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = shape or geometry()
@@ -157,7 +158,8 @@ class World:
         self.wants_tick = False
         self.writer.append(Opened(0, life, SCHEMA_VERSION, DECISION_VERSION, CONFIG, {"world": "1"}, {}))
         if found.life_segment:
-            self.feed(self.recovery.taken_over(self.now()))
+            for part in self.recovery.taken_over(self.now(), part_bytes):
+                self.feed(part)
         self.begin_epoch(1)
 
     def now(self) -> int:
