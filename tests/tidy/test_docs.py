@@ -116,8 +116,9 @@ def test_paths_in_a_document_exist(name: str) -> None:
     """Files and folders of the repository that a document names in backticks or links are there."""
     text = page(name)
     named = re.findall(rf"`((?:{'|'.join(PACKAGES)}|docs|tests|\.ci)/[\w./-]*)`", text)
-    named += [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
     missing = [path for path in named if not (ROOT / path).exists()]
+    missing += [link for link in links if not ((ROOT / name).parent / link).exists()]
     assert not missing, f"{name}: {missing}"
 
 
