@@ -66,6 +66,7 @@ REFUSALS: dict[str, Row] = {
     "draining": Row(503, DOWN, "draining"),
     "not_ready": Row(503, DOWN, "not_ready"),
     "deadline_unreachable": Row(400, INVALID, "deadline_unreachable"),
+    "unknown_request": Row(503, DOWN, "unknown_request"),  # of a resume; the client has sent the request anew by then
 }
 
 # The daemon's field names where the API has another; `max_tokens` is spelled as the client spelled it.

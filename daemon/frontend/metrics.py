@@ -8,7 +8,7 @@ no name here may be one of `daemon.metrics`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,6 +16,7 @@ SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0
 LONG_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960, 1920)
 
 PREFIX = "bandmaster:"
+CLIENT_EVENTS = ("connects", "lost", "resumed", "sent_again", "given_up", "holes")
 
 
 class ChoiceClock:
@@ -83,10 +84,22 @@ class Metrics:
         )
         self.open = Gauge(PREFIX + "http_open_requests", "Requests being served by this front end", registry=registry)
         self.daemon_up = Gauge(PREFIX + "daemon_up", "1 while the daemon answers this front end", registry=registry)
+        self.daemon_events = Gauge(
+            PREFIX + "daemon_client_events",
+            "Since this front end started: connections made and lost, choices taken up after a loss, requests sent "
+            "again or given up, messages found missing",
+            ("event",),
+            registry=registry,
+        )
 
     def clock(self, start_s: float | None = None) -> ChoiceClock:
         """A clock that started at `start_s` of `now_s`, or starts now."""
         return ChoiceClock(self, self.now_s, self.now_s() if start_s is None else start_s)
+
+    def set_client(self, stats: Mapping[str, int]) -> None:
+        """What the daemon's client has counted."""
+        for event in CLIENT_EVENTS:
+            self.daemon_events.labels(event).set(stats.get(event, 0))
 
     def text(self) -> str:
         """All of this process's metrics in the exposition format."""

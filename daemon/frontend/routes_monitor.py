@@ -78,6 +78,7 @@ class MonitorRoutes:
         """GET /metrics: the front end's own, then the daemon's, in the Prometheus text format."""
         answer = await self._ask("metrics")
         self._service.metrics.daemon_up.set(1 if answer is not None and answer.ok else 0)
+        self._service.metrics.set_client(self._service.daemon.stats)
         text = self._service.metrics.text()
         if answer is not None and answer.ok:
             text += answer.body if answer.body.endswith("\n") or not answer.body else answer.body + "\n"

@@ -33,6 +33,7 @@ class Daemon(Protocol):
     """The part of `ipc.client.DaemonClient` that the front end uses."""
 
     lost_reason: str
+    stats: dict[str, int]
 
     @property
     def connected(self) -> bool:

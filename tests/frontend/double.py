@@ -101,6 +101,7 @@ class FakeDaemon:
         self.connected = True
         self.waits = True
         self.lost_reason = ""
+        self.stats = {"connects": 2, "resumed": 5}
         facts = ModelFacts(MODEL, "llama", VOCAB, MAX_MODEL_LEN, "float32", [EOS])
         self.welcome: Welcome | None = Welcome(1, facts, {}, "life")
         self.streams: list[FakeStream] = []

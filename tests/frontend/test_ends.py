@@ -159,7 +159,9 @@ async def test_not_ready_draining_and_lost_daemons_are_503():
         await ask()
         daemon.welcome, daemon.connected = welcome, False
         await ask()
+        assert daemon.waits
         service.drain()
+        assert not daemon.waits, "who stops does not wait for a daemon that is gone"
         await ask()
     assert codes == [(503, code, "1") for code in ("not_ready", "daemon_lost", "daemon_lost", "draining")]
 

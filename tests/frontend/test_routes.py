@@ -152,6 +152,7 @@ async def test_metrics_join_ours_and_the_daemons():
     counts = {s.name: s.value for s in both["bandmaster:time_to_first_token_seconds"].samples}
     assert counts["bandmaster:time_to_first_token_seconds_count"] == 1
     assert "bandmaster:daemon_up 0.0" in alone
+    assert 'bandmaster:daemon_client_events{event="resumed"} 5.0' in alone
     assert 'bandmaster:http_responses_total{route="/v1/completions",status="200"} 1.0' in alone
     assert 'bandmaster:http_request_ends_total{end="ok",route="completions"} 1.0' in alone
 
