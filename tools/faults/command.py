@@ -34,7 +34,7 @@ from tools.own_server import ServerFailed
 from tools.result_files import put
 
 DEPTH_OF_A_STAGE = 2  # modeled layers of each pipeline stage
-TIE_BOUND = 0.05  # of log probabilities in float32 and bfloat16 alike: what reductions in another order can move
+TIE_BOUND = 0.002  # of log probabilities in float32: what reductions in another order can move
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,6 +96,8 @@ def plan_of(options: argparse.Namespace, serve: list[str]) -> Plan:
     if modeled:
         flags += ["--rank-runner", "modeled", "--rank-option", f"delay_us={options.delay_us}"]
         flags += ["--rank-option", f"depth={DEPTH_OF_A_STAGE * options.pp}"] if options.pp > 1 else []
+    elif "--dtype" not in serve:
+        flags += ["--dtype", "float32"]  # in bfloat16 every other output parts at a tie
     strikes: tuple[Any, ...] = ()
     if options.command == "campaign":
         if options.rounds < 1:

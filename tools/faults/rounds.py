@@ -30,6 +30,7 @@ GONE_WITHIN_S = 30.0
 GREEN_WITHIN_S = 120.0
 IDLE_WITHIN_S = 60.0
 LOOK_S = 0.05
+BEFORE_OUTPUT = 0.05  # strikes of a smaller share come while requests arrive and prompts are computed
 WIRE_FRONT_ENDS = 2
 
 
@@ -75,7 +76,7 @@ class Rounds:
             nursery.cancel_scope.cancel()
 
     async def run(self, number: int, strike: Strike | None, undisturbed_s: float, notes: Path | None = None) -> Round:
-        """One round: everything asked at once, the strike at its share of the time that an undisturbed round takes.
+        """One round: everything asked at once, the strike at its share of all output.
 
         Faults that were planted in the processes strike by themselves, and leave their time in `notes`.
         """
@@ -85,7 +86,7 @@ class Rounds:
             if strike is None:
                 struck.set()
             else:
-                nursery.start_soon(self._strike, done, strike, strike.share * undisturbed_s, struck)
+                nursery.start_soon(self._strike, done, strike, undisturbed_s, struck)
             if strike is None or strike.kind != "launcher:kill":
                 nursery.start_soon(self._keep_up, done)
             with trio.move_on_after(self._patience_s):
@@ -116,8 +117,14 @@ class Rounds:
 
     # --- the strike
 
-    async def _strike(self, done: Round, strike: Strike, after_s: float, struck: trio.Event) -> None:
-        await trio.sleep(after_s)
+    async def _strike(self, done: Round, strike: Strike, undisturbed_s: float, struck: trio.Event) -> None:
+        """At its share of the output; one that comes before any output, at its share of the time."""
+        asked = sum(story.task.output_tokens for story in done.stories)
+        if strike.share < BEFORE_OUTPUT:
+            await trio.sleep(strike.share * undisturbed_s)
+        else:
+            while sum(len(story.tokens) for story in done.stories) < strike.share * asked:
+                await trio.sleep(LOOK_S / 10)
         try:
             await self._deliver(done, strike)
         finally:
