@@ -12,9 +12,6 @@ from daemon.layers import parse_layers
 from daemon.settings_table import Settings
 from ipc.messages import RankSettings
 
-OWN_RENDEZVOUS = "env://"
-"""Ranks started elsewhere meet at their own MASTER_ADDR and MASTER_PORT."""
-
 
 def rank_settings(settings: Settings, epoch: int = 1, life: str = "", run_dir: Path | None = None) -> RankSettings:
     """What `Hello` tells a rank of an epoch; without a run directory: what holds for every epoch."""
@@ -55,16 +52,17 @@ def rank_ids(settings: Settings) -> tuple[tuple[int, int], ...]:
 def rendezvous(settings: Settings, epoch: int, life: str, run_dir: Path) -> str:
     """Where the ranks of an epoch of a daemon's life find each other; empty for one rank.
 
-    `tcp://HOST:PORT` where rank 0.0 listens; `file://PATH`, another one in each epoch; `env://`: where the launcher
-    of the ranks says.
+    `tcp://HOST:PORT/NAME` where rank 0.0 listens; `env:///NAME`: where the launcher that starts the ranks says;
+    `file://PATH`. Name and file are another one in each epoch of each life: a launcher's store outlives them.
     """
     if len(rank_ids(settings)) == 1:
         return ""
+    name = f"rendezvous-{life[:8]}-{epoch}"
     if settings.rendezvous:
-        return f"tcp://{settings.rendezvous}"
+        return f"tcp://{settings.rendezvous}/{name}"
     if settings.rank_launch == "wait":
-        return OWN_RENDEZVOUS
-    return f"file://{run_dir / f'rendezvous-{life[:8]}-{epoch}'}"
+        return f"env:///{name}"
+    return f"file://{run_dir / name}"
 
 
 def keeps_checkpoints(settings: Settings) -> bool:

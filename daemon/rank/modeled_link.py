@@ -191,7 +191,7 @@ class _TcpMeeting:
 
 
 def _meeting(rendezvous: str, layout: Layout, epoch: int, deadline: float) -> _FileMeeting | _TcpMeeting:
-    if rendezvous == "env://":
+    if rendezvous.startswith("env://"):
         rendezvous = f"tcp://{os.environ.get('MASTER_ADDR', '')}:{int(os.environ.get('MASTER_PORT', '0')) + 1}"
     parts = urlsplit(rendezvous)
     if parts.scheme == "file":

@@ -154,6 +154,10 @@ def open_store(
 ) -> Store:
     """The store where the ranks of an epoch meet, and the network set towards it; raises BadOption, GroupBroken."""
     scheme, _, place = rendezvous.partition("://")
+    name = str(epoch)
+    if scheme in ("tcp", "env"):
+        place, _, given = place.partition("/")
+        name = given or name
     if scheme == "env":
         if not environ.get("MASTER_ADDR") or not environ.get("MASTER_PORT"):
             raise BadOption(
@@ -183,7 +187,7 @@ def open_store(
             raise GroupBroken(f"no rendezvous at {host}:{port}: {error}") from error
     else:
         raise BadOption(f"rendezvous {rendezvous!r} is none of tcp://HOST:PORT, file://PATH and env://")
-    return PrefixStore(f"bandmaster/{epoch}", store)
+    return PrefixStore(f"bandmaster/{name}", store)
 
 
 def set_interface(host: str) -> None:
