@@ -215,7 +215,13 @@ class Launcher:
             with trio.move_on_after(pause_s):
                 await self._ending.wait()
                 return
-            self._start(keeper)
+            try:
+                self._start(keeper)
+            except OSError as error:  # no process or descriptor is to be had: the others end in order
+                self._log.error("CannotStart", child=keeper.name, error=str(error))
+                self._worsen(Exit.CHILD)
+                self._ending.set()
+                return
 
     def _hang_file(self, keeper: Keeper) -> dict[str, str]:
         """Where the daemon's watchdog left all stacks, when it ended this one: the process itself could say nothing."""

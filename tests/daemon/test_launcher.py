@@ -244,6 +244,25 @@ async def test_a_stop_while_a_child_is_being_replaced_is_clean(tmp_path: Path, m
 
 
 @pytest.mark.e2e
+async def test_a_machine_without_room_for_another_process_ends_the_server(tmp_path: Path, monkeypatch: Any) -> None:
+    """The next daemon cannot be started: that is said, and the front end is told to end instead of serving nothing."""
+    wait = WAITS.replace("{code}", "0")
+    scene = Scene(tmp_path, monkeypatch, daemon=wait, frontend=wait)
+
+    async def act() -> None:
+        def no_room(*arguments: Any, **more: Any) -> None:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(daemon.launcher, "Child", no_room)
+        os.kill(scene.pid("daemon"), signal.SIGKILL)
+        await trio.sleep_forever()
+
+    assert await scene.serve(monkeypatch, act) == Exit.CHILD
+    assert [line["child"] for line in scene.log.events("CannotStart")] == ["daemon"]
+    assert scene.log.events("ChildKilled") == []
+
+
+@pytest.mark.e2e
 async def test_several_front_ends_share_one_port(tmp_path: Path, monkeypatch: Any) -> None:
     """Each is a child of its own and gets the same socket; one is replaced without the others."""
     script = WAITS.replace(
