@@ -272,16 +272,20 @@ async def test_several_front_ends_share_one_port(tmp_path: Path, monkeypatch: An
     scene = Scene(tmp_path, monkeypatch, daemon=WAITS.replace("{code}", "0"), frontend=script)
     scene.launcher = Launcher(replace(scene.settings, frontends=3), scene.run_dir, scene.log)
 
+    async def told(pids: list[int]) -> set[str]:
+        """The descriptor that each of these was given."""
+        files = [tmp_path / str(pid) for pid in pids]
+        while not all(file.exists() and file.read_text() for file in files):
+            await trio.sleep(0.01)
+        return {file.read_text() for file in files}
+
     async def act() -> None:
         before = [scene.pid(f"frontend-{number}") for number in range(3)]
+        descriptors = await told(before)
         await scene.kill("frontend-1")
         after = [scene.pid(f"frontend-{number}") for number in range(3)]
         assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
-        while not all(
-            (tmp_path / str(pid)).exists() and (tmp_path / str(pid)).read_text() for pid in {*before, *after}
-        ):
-            await trio.sleep(0.01)
-        assert len({(tmp_path / str(pid)).read_text() for pid in {*before, *after}}) == 1
+        assert len(descriptors | await told(after)) == 1
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert await scene.serve(monkeypatch, act) == Exit.CLEAN
