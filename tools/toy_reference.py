@@ -29,6 +29,7 @@ class Toy(NamedTuple):
     first_token: int = 32
     eos_ppm: int = 0
     eos_id: int = 2
+    depth: int = 0  # blocks; 0: 1 of full attention alone, else 2
 
     def options(self) -> dict[str, str]:
         """As options of the modeled runner."""
@@ -40,6 +41,7 @@ class Toy(NamedTuple):
             "first_token": str(self.first_token),
             "eos_ppm": str(self.eos_ppm),
             "eos_id": str(self.eos_id),
+            "depth": str(self.depth),
         }
 
 
@@ -62,7 +64,9 @@ def mismatches(toy: Toy, prompt: Sequence[int], output: Sequence[int]) -> list[i
 
 
 def _draws(toy: Toy, x: Words, at: Words) -> Words:
-    if toy.full and not toy.windows and not toy.state:
+    alone = toy.full and not toy.windows and not toy.state
+    depth = toy.depth or (1 if alone else 2)
+    if alone and depth == 1:
         return _sight(np.cumsum(mix(x), dtype=np.uint64), at, 0, 1)
     bands = [(window, 2 + number) for number, window in enumerate(sorted(toy.windows, reverse=True))]
     bands += [(0, 1)] if toy.full else []
@@ -76,12 +80,14 @@ def _draws(toy: Toy, x: Words, at: Words) -> Words:
             salt = np.uint64((word + 1) * STATE_SALT % 2**64)
             whole += mix(np.cumsum(mix(x + salt), dtype=np.uint64) + _golden(word))
         context += mix(whole)
-    draws = context.copy()
-    for window, copies in bands:
-        draws += mix(_sight(np.cumsum(mix(context + _salt(window)), dtype=np.uint64), at, window, copies))
-    if toy.state:
-        draws += mix(np.cumsum(mix(context + np.uint64(STATE_SALT)), dtype=np.uint64))
-    return draws
+    for _ in range(1, depth):
+        out = context.copy()
+        for window, copies in bands:
+            out += mix(_sight(np.cumsum(mix(context + _salt(window)), dtype=np.uint64), at, window, copies))
+        if toy.state:
+            out += mix(np.cumsum(mix(context + np.uint64(STATE_SALT)), dtype=np.uint64))
+        context = out
+    return context
 
 
 def _golden(times: int) -> np.uint64:

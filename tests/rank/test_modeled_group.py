@@ -42,10 +42,9 @@ def opener(place: Path) -> Callable[[RankSettings, Layout, Group], ModeledRunner
     return opened
 
 
-def driver(toy: Toy, stages: int, ranks: int, place: Path, depth: int = 2, **changes: object) -> GroupDriver:
-    """A driver of modeled ranks over the toy's bands."""
-    options = toy.options() | {"depth": str(depth)}
-    config = settings(options=options, arena_bytes=1 << 19, **changes)
+def driver(toy: Toy, stages: int, ranks: int, place: Path, **changes: object) -> GroupDriver:
+    """A driver of modeled ranks over the toy's bands, of two blocks if it does not say."""
+    config = settings(options=toy._replace(depth=toy.depth or 2).options(), arena_bytes=1 << 19, **changes)
     return GroupDriver(config, stages, ranks, opener(place))
 
 
@@ -68,15 +67,14 @@ def test_every_layout_says_what_the_sequence_alone_says(toy: Toy, stages: int, r
 
 
 def test_deep_toys_do_not_depend_on_the_layout(meeting: Path) -> None:
-    """With one depth every layout says the same, also where a stage stores nothing of full attention."""
-    said = []
+    """Every layout says what the definition says, also where a stage stores nothing of full attention."""
+    deep = MIXED._replace(depth=3)
     for number, (stages, ranks, layers) in enumerate([(1, 1, []), (3, 1, [4, 3, 5]), (2, 2, [1, 11]), (4, 1, [])]):
         place = meeting / str(number)
         place.mkdir()
-        made = driver(MIXED, stages, ranks, place, depth=3, page_size=4, stage_layers=layers)
-        said.append(made.generate(0, PROMPT, 8))
+        made = driver(deep, stages, ranks, place, page_size=4, stage_layers=layers)
+        assert not mismatches(deep, PROMPT, made.generate(0, PROMPT, 8))
         closed(made)
-    assert said[1:] == said[:1] * 3
 
 
 def test_stages_store_only_their_own_layers(meeting: Path) -> None:
@@ -129,4 +127,5 @@ def test_too_many_stages_and_unknown_depths_are_refused(meeting: Path) -> None:
         GroupDriver(settings(options={"depth": "deep"}), 1, 1, opener(meeting))
     made = GroupDriver(settings(options={}, arena_bytes=1 << 19), 3, 1, opener(meeting))
     assert [stage.bands[-1].unit_bytes > 0 for stage in made.geometry.stages] == [True] * 3
+    assert not mismatches(Toy(depth=3), PROMPT, made.generate(0, PROMPT, 6))
     closed(made)

@@ -43,10 +43,12 @@ def by_the_clock(ended: Callable[[], int]) -> Plant:
     """From step `first` on, what pends behind a forward is taken as free once that has ended here: `ended()`, now."""
 
     def plant(worker: StepWorker, first: int) -> None:
-        honest = worker.chain.begin_step
+        honest, newest = worker.chain.begin_step, 0
 
         def begin(seq: int, processed_through: int, released: Sequence[int] = ()) -> None:
-            honest(seq, max(processed_through, ended()) if seq >= first else processed_through, released)
+            nonlocal newest
+            newest = max(newest, processed_through, ended() if seq >= first else 0)
+            honest(seq, newest, released)
 
         worker.chain.begin_step = begin  # type: ignore[method-assign]
 

@@ -12,7 +12,7 @@ from ipc.messages import RankSettings
 from tools.groups.group import Client, SimulatedGroup
 from tools.toy_reference import Toy, mismatches
 
-TOY = Toy(windows=(24, 40), state=True)
+TOY = Toy(windows=(24, 40), state=True, depth=2)
 ROWS = 8
 PAGE_SIZE = 4
 INTERVAL = 16
@@ -31,7 +31,7 @@ def core_config(**changes: object) -> CoreConfig:
     return CoreConfig(**(fields | changes))  # type: ignore[arg-type]
 
 
-def stage_settings(stages: int, ranks: int, arena_bytes: int, toy: Toy = TOY, depth: int = 2) -> list[RankSettings]:
+def stage_settings(stages: int, ranks: int, arena_bytes: int, toy: Toy = TOY) -> list[RankSettings]:
     """Settings of each stage; the first stage's arena is the tightest, later ones have a little more."""
     made = []
     for stage in range(stages):
@@ -49,7 +49,7 @@ def stage_settings(stages: int, ranks: int, arena_bytes: int, toy: Toy = TOY, de
                 runner="modeled",
                 threads=1,
                 invariants=2,
-                options=toy.options() | {"depth": str(depth)},
+                options=toy.options(),
                 checkpoint_interval=INTERVAL,
                 tensor_ranks=ranks,
                 stage_layers=[0] * stages,
