@@ -13,12 +13,27 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from daemon.core import admission, arrival, caching, deadlines, endings, preempt, pressure, processing, scheduler
+from daemon.core import (
+    admission,
+    arrival,
+    caching,
+    deadlines,
+    endings,
+    epochs,
+    lives,
+    microbatches,
+    preempt,
+    pressure,
+    processing,
+    resuming,
+    scheduler,
+)
 from daemon.core.memory import Memory
 from daemon.core.order import WaitingQueue
 from daemon.core.outputs import TokenColumns
 from daemon.core.reasons import EndReason
 from daemon.core.requests import END_EVENT, Event, Group
+from daemon.core.rows import RowTable
 from daemon.core.scheduler import SchedulerCore
 from daemon.core.state import CoreState
 from daemon.core.tree import PrefixTree
@@ -198,14 +213,15 @@ def who_must_wait_is_ended(patch: Patch) -> None:
 
 
 def lives_differ(patch: Patch) -> None:
-    """Every second core of a process prefills in smaller chunks: something outside the inputs decides."""
+    """Every second core of a process has a row fewer: something outside the inputs decides."""
     init = patch.set(CoreState, "__init__", None)
     made = [0]
 
     def other(self: CoreState, config: Any) -> None:
         made[0] += 1
-        tokens = max(1, config.chunked_prefill_size // 2) if made[0] % 2 else config.chunked_prefill_size
-        init(self, msgspec.structs.replace(config, chunked_prefill_size=tokens))
+        init(self, config)
+        if made[0] % 2:
+            self.running_max = max(1, self.running_max - 1)
 
     patch.set(CoreState, "__init__", other)
 
@@ -234,6 +250,50 @@ def promises_are_kept_for_the_dead(patch: Patch) -> None:
     patch.set(CoreState, "release_row", forgetful)
 
 
+def ends_of_epochs_lose_output(patch: Patch) -> None:
+    """A request whose rank died begins again, and its client is told the same tokens a second time."""
+    requeue = patch.set(epochs, "requeue", None)
+
+    def forgetful(core: CoreState, request: Any, now_ns: int) -> Any:
+        done = requeue(core, request, now_ns)
+        request.kept, request.output_tokens, request.output_logprobs = [], 0, []
+        return done
+
+    patch.set(epochs, "requeue", forgetful)
+
+
+def a_dead_rank_ends_requests(patch: Patch) -> None:
+    """The end of an epoch ends what lives, though another epoch follows."""
+    ended = patch.set(epochs, "ended", None)
+    patch.set(epochs, "ended", lambda core, item, out: ended(core, msgspec.structs.replace(item, recovers=False), out))
+
+
+def restarts_forget_who_waits(patch: Patch) -> None:
+    """The next life takes over only what had been told something."""
+    whole = patch.set(lives, "recoverable", None)
+    patch.set(lives, "recoverable", lambda core: [one for one in whole(core) if any(x.tokens for x in one.choices)])
+
+
+def clients_hear_it_all_again(patch: Patch) -> None:
+    """Whoever comes back is told the whole output, whatever it holds."""
+    tell = patch.set(resuming, "_tell", None)
+    patch.set(resuming, "_tell", lambda core, group, choice, position, out: tell(core, group, choice, 0, out))
+
+
+def micro_batches_overlap(patch: Patch) -> None:
+    """A micro-batch is formed again while its forward is in flight."""
+
+    def careless(core: CoreState) -> Iterator[int]:
+        yield from (core.seq % core.microbatches, *range(core.microbatches))
+
+    patch.set(microbatches, "ready", careless)
+
+
+def decode_tokens_are_one_behind(patch: Patch) -> None:
+    """A decode row brings the token before its newest one."""
+    patch.set(RowTable, "newest_tokens", lambda self, rows: self.tail[rows, (self.output[rows] - 2) & 127].tobytes())
+
+
 def the_loop_raises(patch: Patch) -> None:
     """An input that is legal meets an error that nobody foresaw."""
 
@@ -258,6 +318,10 @@ class Canary(NamedTuple):
 
 def _caching(case: Case) -> bool:
     return case.config.enable_prefix_caching
+
+
+def _happens(case: Case, action: str) -> bool:
+    return any(name == action for name, _ in case.actions)
 
 
 def _windowed(case: Case) -> bool:
@@ -288,6 +352,12 @@ _ALL = (
     Canary(lives_differ, "replay"),
     Canary(windows_are_a_token_short, "rank", _windowed),
     Canary(promises_are_kept_for_the_dead, "core"),
+    Canary(ends_of_epochs_lose_output, "tokens", lambda case: _happens(case, "recover")),
+    Canary(a_dead_rank_ends_requests, "endings", lambda case: _happens(case, "recover")),
+    Canary(restarts_forget_who_waits, "world", lambda case: _happens(case, "restart")),
+    Canary(clients_hear_it_all_again, "world", lambda case: _happens(case, "resume")),
+    Canary(micro_batches_overlap, "rank", lambda case: case.stages > 1 and case.config.overlap),
+    Canary(decode_tokens_are_one_behind, "rank", lambda case: case.stages > 1),
     Canary(the_loop_raises, "exception"),
 )
 CANARIES: dict[str, Canary] = {canary.apply.__name__: canary for canary in _ALL}

@@ -39,7 +39,10 @@ OWN = 1000  # streams from here on are of one request each
 EVICTION = ("value", "lru", "lfu", "fifo", "priority")
 ONE_PPM = 1_000_000
 SHORT_PPM = (300_000, 500_000, 700_000)  # how much of what all rows want there is in a world under pressure
-# What happens at most once in a case, and how often it is drawn.
+# How often each number of stages is drawn, and what else; what happens at most once in a case.
+STAGES = (1, 1, 1, 2, 2, 3)
+DEATHS = (0.0, 0.0, 0.02, 0.06)  # how likely something dies behind an action
+DYING = ("recover", "recover", "restart", "resume", "resume", "snapshot")
 SINGLE = ("",) * 10 + ("epoch", "epoch", "drain", "drain", "stop", "degrade")
 
 
@@ -108,6 +111,7 @@ class Case(msgspec.Struct):
     config: CoreConfig
     asks: list[Ask]
     actions: list[tuple[str, int]]
+    stages: int = 1
 
     @property
     def shape(self) -> Shape:
@@ -141,6 +145,8 @@ def draw(
     if pressed:
         pages = _short_pages(FAMILIES[family], config, happens.typical, rng.choice(SHORT_PPM))
     weights = _weights(rng, pressed)
+    lives = random.Random(f"lives {seed}")  # drawn apart, so that the rest of a case does not hang on it
+    stages, deaths = lives.choice(STAGES), lives.choice(DEATHS)
     asks: list[Ask] = []
     script: list[tuple[str, int]] = []
     crowd = CROWD if crowded else 0  # so many come before anything runs
@@ -151,10 +157,12 @@ def draw(
             asks.append(happens.ask(asks))
         else:
             script.append((name, rng.randrange(10**6)))
+        if lives.random() < deaths:
+            script.append((lives.choice(DYING), lives.randrange(10**6)))
     single = rng.choice(SINGLE)
     if single and not pressed and script:
         script.insert(rng.randrange(len(script)), (single, 0))
-    return Case(seed, family, pages, config, asks, script)
+    return Case(seed, family, pages, config, asks, script, stages)
 
 
 def _config(rng: random.Random, caching: bool) -> CoreConfig:

@@ -16,7 +16,7 @@ from allocator.columns import i32, i64
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
-from ipc.messages import EXPLICIT, Accepted, Finished, Refused
+from ipc.messages import Accepted, Finished, Refused
 from tools.smallscope.copies import clone
 from tools.worlds.world import Client, World
 
@@ -65,7 +65,7 @@ class Requests(Checker):
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Count the replies and compare with the counters."""
-        told = self.told
+        told, decided = self.told, {one.request for one in out.decisions if one.verdict == "ended"}
         for reply in out.replies:
             message = reply.message
             if isinstance(message, Refused) and isinstance(item, inputs.Arrived):
@@ -76,7 +76,7 @@ class Requests(Checker):
                 told["received"] += message.n
                 told["accepted"] += message.n
                 told["live"] += message.n
-            elif isinstance(message, Finished) and not isinstance(item, inputs.Arrived | inputs.Resumed):
+            elif isinstance(message, Finished) and message.request in decided:
                 told[{"stop": "finished", "length": "finished", "abort": "aborted"}.get(message.reason, "failed")] += 1
                 told["live"] -= 1
         gauges = world.numbers
@@ -161,6 +161,7 @@ class Endings(Checker):
         inputs.Aborted: frozenset({"abort"}),
         inputs.FrontEndLost: frozenset({"abort"}),
         inputs.Ticked: frozenset({"deadline", "memory", "unschedulable"}),
+        inputs.Resumed: frozenset({"stop", "length"}),
         inputs.EpochEnded: frozenset({"fault"}),
         inputs.Controlled: frozenset({"drained"}),
     }
@@ -170,11 +171,15 @@ class Endings(Checker):
         self.ended: dict[int, str] = {}
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
-        """Decisions and messages agree, and nothing is said of what has ended."""
-        if isinstance(item, inputs.Arrived | inputs.Resumed):
-            return
+        """Decisions and messages agree, and nothing is said of what has ended but to whom asks again."""
         decided = {one.request: one.reason for one in out.decisions if one.verdict == "ended"}
         told = {message.request: message.reason for message in _ends(out)}
+        if isinstance(item, inputs.Arrived | inputs.Resumed):
+            again = {number: reason for number, reason in told.items() if number not in decided}
+            self.demand(again.items() <= self.ended.items(), f"told again are {again}, they ended as {self.ended}")
+            told = {number: reason for number, reason in told.items() if number in decided}
+        elif isinstance(item, inputs.EpochEnded) and item.recovers:
+            self.demand(not decided, f"{decided} ended with an epoch that another follows")
         self.demand(decided == told, f"decided ends {decided}, told ends {told}")
         for number, reason in decided.items():
             allowed = self.REASONS.get(type(item), frozenset())
@@ -247,11 +252,16 @@ class Counters(Checker):
     def __init__(self, config: CoreConfig, seed: int) -> None:
         super().__init__(config, seed)
         self.counted: Counter[str] = Counter()
-        self.reached: dict[int, int] = {}  # the highest position that a request ever had scheduled
+        self.reached: dict[int, int] = {}  # the highest position that a request ever had scheduled in this life
+        self.targets: dict[int, int] = {}  # tokens that its prefill covers
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Count what this input led to, and compare."""
         counted = self.counted
+        self.targets |= {one.request: one.numbers["tokens"] for one in out.decisions if one.verdict == "admitted"}
+        if isinstance(item, inputs.Recovered):
+            self.reached.clear()
+            counted["recovered"] += sum(one.ended is None for group in item.groups for one in group.choices)
         if out.tokens is not None:
             counted["output_tokens"] += len(out.tokens.tokens)
         if out.step is not None:
@@ -259,7 +269,9 @@ class Counters(Checker):
             counted["forwards"] += out.step.forward is not None
             self._count_forward(world, out)
         for one in out.decisions:
-            if one.verdict == "admitted":
+            if one.verdict == "requeued":
+                counted["requeued"] += 1
+            elif one.verdict == "admitted":
                 counted["cached_tokens"] += one.numbers.get("cached_tokens", 0)
             elif one.verdict == "retracted":
                 counted["retractions"] += 1
@@ -269,7 +281,16 @@ class Counters(Checker):
                 counted[{"parked": "parks", "stalled": "stalls", "flushed": "cache_flushes"}[one.verdict]] += 1
         gauges = world.numbers
         names = ("output_tokens", "steps", "prompt_tokens", "forwards", "cached_tokens", "retractions")
-        more = ("retracted_tokens", "recomputed_tokens", "preemptions", "parks", "stalls", "cache_flushes")
+        more = (
+            "recovered",
+            "requeued",
+            "retracted_tokens",
+            "recomputed_tokens",
+            "preemptions",
+            "parks",
+            "stalls",
+            "cache_flushes",
+        )
         for name in (*names, *more):
             said = gauges[f"{name}_total"]
             self.demand(counted[name] == said, f"{name}: {counted[name]} were seen, the counter says {said}")
@@ -279,10 +300,10 @@ class Counters(Checker):
         forward = out.step.forward if out.step is not None else None
         if forward is None:
             return
-        columns = (i32(forward.rows), i32(forward.starts), i32(forward.counts), np.frombuffer(forward.flags, np.uint8))
-        for row, start, count, flag in zip(*(column.tolist() for column in columns), strict=True):
+        columns = (i32(forward.rows), i32(forward.starts), i32(forward.counts))
+        for row, start, count in zip(*(column.tolist() for column in columns), strict=True):
             number, end = int(world.core._state.rows.request[row]), start + count
-            if flag & EXPLICIT:
+            if start < self.targets[number]:
                 self.counted["prompt_tokens"] += count
                 self.counted["recomputed_tokens"] += max(0, min(end, self.reached.get(number, 0)) - start)
             self.reached[number] = max(self.reached.get(number, 0), end)
@@ -327,7 +348,7 @@ class Hits(Checker):
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Look behind every admission with a hit."""
-        if isinstance(item, inputs.EpochEnded):
+        if isinstance(item, inputs.EpochEnded | inputs.Recovered):
             self.givers.clear()
         for one in out.decisions:
             if one.verdict != "admitted":
@@ -345,7 +366,7 @@ class Hits(Checker):
 
 def _said(client: Client, choice: int) -> list[int]:
     """Prompt and output so far."""
-    return [*i64(client.generate.prompt).tolist(), *client.tokens[choice]]
+    return [*i64(client.generate.prompt).tolist(), *client.told[choice]]
 
 
 class Retractions(Checker):
@@ -395,6 +416,8 @@ class Overtaking(Checker):
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Whoever is admitted overtakes all that wait and came before."""
+        if isinstance(item, inputs.Recovered):
+            self.passed_by.clear()
         admitted = [one.request for one in out.decisions if one.verdict == "admitted"]
         if not admitted:
             return
@@ -419,12 +442,13 @@ class Quotas(Checker):
         if memory is None or memory.cache is None:
             return
         readers = {owner.group.namespace for owner in world.core._state.rows.owners if owner is not None}
-        (stage,) = memory.geometry.stages
+        stages = memory.geometry.stages
+        most_bytes = sum(stage.arena_bytes - stage.chain_start_bytes for stage in stages)
         for name in sorted({client.generate.namespace for client in world.clients.values()} - readers):
             held = memory.cache.held_by(name)
-            took = sum(units * band.unit_bytes for units, band in zip(held, stage.bands, strict=True))
+            took = sum(units * stage.bands[band].unit_bytes for band, units in enumerate(held) for stage in stages)
             ppm = config.cache_quotas.get(name, config.cache_quota_ppm)
-            most = (stage.arena_bytes - stage.chain_start_bytes) * ppm // ONE_PPM
+            most = most_bytes * ppm // ONE_PPM
             self.demand(
                 took <= most, f"namespace {name!r} holds {held} units, {took} bytes of {most}, and nobody reads"
             )
@@ -443,6 +467,8 @@ class Pins(Checker):
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Note what was pinned; every few inputs see that it is still found."""
+        if isinstance(item, inputs.EpochEnded | inputs.Recovered):
+            self.running.clear()
         memory, ran = world.core._state.memory, set(self.running)
         for one in out.decisions:
             if one.verdict in ("admitted", "retracted"):
@@ -465,7 +491,7 @@ class Pins(Checker):
         refused, self.refused = cache.pins_refused != self.refused, cache.pins_refused
         if dropped or refused:
             return
-        for message in _ends(out) if not isinstance(item, inputs.Arrived | inputs.Resumed) else ():
+        for message in () if isinstance(item, inputs.Arrived | inputs.Resumed) else _ends(out):
             client, choice = world.by_request[message.request]
             if client.generate.pin_ms and message.reason in ("stop", "length") and message.request in ran:
                 said = _said(client, choice)[: message.prompt_tokens + message.output_tokens]
@@ -485,8 +511,10 @@ class Closed(Checker):
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Follow the orders, and look at every answer to an arrival."""
-        if isinstance(item, inputs.Controlled) and item.order != "flush_cache":
+        if isinstance(item, inputs.Controlled) and item.order not in ("flush_cache", "snapshot"):
             self.draining = True
+        elif isinstance(item, inputs.Recovered):
+            self.draining = self.degraded = False
         elif isinstance(item, inputs.JournalDegraded):
             self.degraded = not item.durable
         elif isinstance(item, inputs.Arrived) and (self.draining or self.degraded):

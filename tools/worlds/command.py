@@ -55,7 +55,8 @@ class Hunted(NamedTuple):
 def run_seed(seed: int) -> Done:
     """Run the case of a seed."""
     case = draw(seed)
-    return Done(seed, f"{case.family}, page {case.config.page_size}", run(case))
+    stages = "1 stage" if case.stages == 1 else f"{case.stages} stages"
+    return Done(seed, f"{case.family}, {stages}, page {case.config.page_size}", run(case))
 
 
 def hunt(name: str) -> Hunted:

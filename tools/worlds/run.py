@@ -84,7 +84,10 @@ class Player:
 
     def __init__(self, case: Case, checks: Sequence[str] = tuple(CHECKS)) -> None:
         self.case = case
-        self.world = World(case.config, pages=case.pages, model=facts(VOCAB_SIZE, MODEL_LEN), shape=case.shape)
+        self.world = World(
+            case.config, pages=case.pages, model=facts(VOCAB_SIZE, MODEL_LEN), shape=case.shape, stages=case.stages
+        )
+        self.begin_in = 0  # actions until the next epoch begins, while there is none
         self.checkers = [CHECKS[name](case.config, case.seed) for name in checks]
         self.sent: dict[int, Generate] = {}
         self.happened: Counter[str] = Counter()
@@ -93,13 +96,21 @@ class Player:
     def act(self, name: str, number: int) -> None:
         """One action of the case."""
         ACTS[name](self, number)
+        if self.world.rank is None:
+            self.begin_in -= 1
+            if self.begin_in <= 0:
+                self.world.begin()
+
+    def _begin_later(self, number: int) -> None:
+        """The next epoch begins some actions from now, or at once."""
+        self.begin_in = (0, 0, 2, 5)[number % 4]
 
     def rest(self) -> None:
         """Turn until nothing happens any more, then the last checks, and those of a world that was emptied."""
-        if self.world.core.gauges()["ready"]:
-            self.world.run(TURNS_MAX)
-        else:
+        self.world.resume_all()
+        if not self.world.core.gauges()["ready"]:
             self.world.begin()
+        self.world.run(TURNS_MAX)
         for checker in self.checkers:
             checker.rest(self.world)
         self.world.check_all_free()
@@ -155,7 +166,9 @@ class Player:
 
     def acknowledge(self, number: int) -> None:
         """A front end has seen an end, or names one that is none."""
-        if found := self._pick(number):
+        found = self._pick(number)
+        client = self.world.clients.get((found[0], found[1].id)) if found else None
+        if found and not (client and client.away):
             self.world.feed(inputs.Acknowledged(self.world.now_ns, found[0], [found[1].id, "nobody"]))
 
     def repeat(self, number: int) -> None:
@@ -170,9 +183,33 @@ class Player:
             self.world.feed(inputs.FrontEndLost(self.world.now_ns, ("fe", "other")[number // 10 % 2]))
 
     def epoch(self, _: int) -> None:
-        """A rank dies, and all begin again with empty memory."""
-        self.world.feed(inputs.EpochEnded(self.world.now_ns, self.world.epoch, "a rank died"))
+        """All is given up: whatever lives ends, and all begin again with empty memory."""
+        self.world.end_epoch(recovers=False)
         self.world.begin()
+
+    def recover(self, number: int) -> None:
+        """A rank dies, and others take over, now or later; what had a row waits for them."""
+        if self.world.rank is not None:
+            self.world.end_epoch()
+            self._begin_later(number)
+
+    def restart(self, number: int) -> None:
+        """The daemon dies; sometimes the machine with it, which loses the journal's tail."""
+        lost = number // 64 % (self.world.quiet + 1) if number % 3 == 0 else 0
+        self.world.restart(lost)
+        self._begin_later(number)
+        if number % 5:
+            self.world.resume_all()
+
+    def resume(self, number: int) -> None:
+        """A front end comes back for any choice so far; some of its newest tokens had not reached it."""
+        if found := self._pick(number):
+            frontend, generate = found
+            self.world.resume(generate.id, number // 7 % (generate.n + 1), number // 31 % 4, frontend)
+
+    def snapshot(self, _: int) -> None:
+        """The next step is to ask the ranks for their part of a snapshot."""
+        self.world.feed(inputs.Controlled(self.world.now_ns, "snapshot"))
 
     def drain(self, _: int) -> None:
         """Nothing new is accepted from now on."""
@@ -209,7 +246,8 @@ class Player:
 
     def _count_decisions(self, world: World, item: inputs.Input, out: Outputs) -> None:
         for one in out.decisions:
-            reason = one.reason.partition(":")[0] if one.verdict in ("ended", "refused", "retracted") else ""
+            told = one.verdict in ("ended", "refused", "retracted", "resumed")
+            reason = one.reason.partition(":")[0] if told else ""
             self.happened[f"{one.verdict} {reason}".strip()] += 1
             if one.verdict == "admitted":
                 self.happened["hits"] += one.numbers.get("cached_tokens", 0) > 0
@@ -217,7 +255,9 @@ class Player:
 
 _WORKING = ("submit", "turn", "tick", "report", "wait", "flush", "flush_cache")
 _LEAVING = ("abort", "finish", "acknowledge", "repeat", "lose", "epoch", "drain", "stop", "degrade")
-ACTS: dict[str, Callable[[Player, int], None]] = {name: getattr(Player, name) for name in (*_WORKING, *_LEAVING)}
+_DYING = ("recover", "restart", "resume", "snapshot")
+_ALL = (*_WORKING, *_LEAVING, *_DYING)
+ACTS: dict[str, Callable[[Player, int], None]] = {name: getattr(Player, name) for name in _ALL}
 """Every action by name."""
 
 

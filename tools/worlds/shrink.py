@@ -85,6 +85,8 @@ def _smaller(case: Case) -> Iterator[Case]:
     for name, plain in PLAIN_CONFIG.items():
         if getattr(case.config, name) != plain:
             yield replace(case, config=replace(case.config, **{name: plain}))
+    if case.stages > 1:
+        yield replace(case, stages=case.stages - 1)
     for at, (name, number) in enumerate(actions):
         if number and name != "submit":
             yield replace(case, actions=[*actions[:at], (name, 0), *actions[at + 1 :]])

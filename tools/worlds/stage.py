@@ -19,7 +19,7 @@ from allocator.columns import i64, pack_i64
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
-from ipc.messages import Generate
+from ipc.messages import Continued, Generate
 from tools.worlds.checks import CHECKS, Checker
 from tools.worlds.prompts import stream_tokens
 from tools.worlds.rank_double import Shape
@@ -92,18 +92,21 @@ class Stage:
     # --- the world ----------------------------------------------------------------------------------------------
 
     def begin(self, words: list[str]) -> None:
-        """`world [FIELD=VALUE ...]`: fields of the core's configuration, and pages, model_len, windows, state."""
+        """`world [FIELD=VALUE ...]`: the core's configuration, and pages, model_len, windows, state, stages."""
         if self._world is not None:
             raise BadCommand("there is a world already")
         fields = _fields(words)
         pages, model_len = int(fields.pop("pages", 64)), int(fields.pop("model_len", 512))
         windows = tuple(int(text) for text in fields.pop("windows", "").split(",") if text)
+        stages = int(fields.pop("stages", 1))
         shape = Shape(windows, _switch(fields.pop("state", "off")))
         config = msgspec.convert(msgspec.to_builtins(SMALL) | fields, CoreConfig, strict=False)
         if unknown := sorted(set(fields) - set(CoreConfig.__struct_fields__)):
-            fields_known = ", ".join(("pages", "model_len", "windows", "state", *CoreConfig.__struct_fields__))
+            fields_known = ", ".join(
+                ("pages", "model_len", "windows", "state", "stages", *CoreConfig.__struct_fields__)
+            )
             raise BadCommand(f"a world has no {', '.join(unknown)}; it has {fields_known}")
-        self._world = World(config, pages=pages, model=facts(VOCAB_SIZE, model_len), shape=shape)
+        self._world = World(config, pages=pages, model=facts(VOCAB_SIZE, model_len), shape=shape, stages=stages)
         self.checkers = [check(config, 0) for check in CHECKS.values()]
         self._world.watchers += [self.hear, *(checker.after for checker in self.checkers)]
 
@@ -210,9 +213,29 @@ class Stage:
         self.world.feed(inputs.Controlled(self.world.now_ns, order))
 
     def epoch(self, words: list[str]) -> None:
-        """`epoch`: a rank dies, and all begin again."""
-        self.world.feed(inputs.EpochEnded(self.world.now_ns, self.world.epoch, "a rank died"))
+        """`epoch`: the ranks are given up, whatever lives ends; and all begin again."""
+        self.world.end_epoch(recovers=False)
         self.world.begin()
+
+    def rank_dies(self, words: list[str]) -> None:
+        """`rank_dies`: what had a row waits for the next epoch, which `ranks_come` begins."""
+        self.world.end_epoch()
+
+    def daemon_dies(self, words: list[str]) -> None:
+        """`daemon_dies`: the next life takes over what had not ended, and has no ranks yet."""
+        self.world.restart()
+
+    def ranks_come(self, words: list[str]) -> None:
+        """`ranks_come`: an epoch begins."""
+        self.world.begin()
+
+    def resume(self, words: list[str]) -> None:
+        """`resume NAME [LOST]`: a front end comes back for a request; the newest tokens had not reached it."""
+        frontend = self._client(words[0]).frontend
+        out = self.world.resume(words[0], 0, _count(words[1:] or ["0"]), frontend)
+        for message in (reply.message for reply in out.replies):
+            if isinstance(message, Continued):
+                self.log.append(f"{words[0]} holds={message.output_tokens} gets={len(message.tokens) // 8}")
 
     def journal(self, words: list[str]) -> None:
         """`journal on|off`: it promises durability, or cannot."""
@@ -264,6 +287,10 @@ COMMANDS: dict[str, Callable[[Stage, list[str]], None]] = {
     "until": Stage.until,
     "wait": Stage.wait,
     "epoch": Stage.epoch,
+    "rank_dies": Stage.rank_dies,
+    "daemon_dies": Stage.daemon_dies,
+    "ranks_come": Stage.ranks_come,
+    "resume": Stage.resume,
     "journal": Stage.journal,
     "show": Stage.show,
     **{order: _orders(order) for order in ("flush_cache", "drain", "drain_expired", "stop")},

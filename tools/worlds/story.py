@@ -12,7 +12,7 @@ import numpy as np
 
 from daemon.core import inputs
 from daemon.core.outputs import Decided, Outputs
-from ipc.messages import EXPLICIT, Finished, Refused, Step
+from ipc.messages import Finished, Refused, Step
 from tools.worlds.world import START_NS, World
 
 
@@ -27,7 +27,8 @@ def told(world: World, item: inputs.Input, out: Outputs, steps: bool = False) ->
         detail = ended[one.request].detail if one.verdict == "ended" and one.request in ended else ""
         yield f"{at} {' '.join(_words(world, one, who, detail))}"
     if steps and out.step is not None:
-        yield f"{at} step {out.step.seq}: {'; '.join(_parts(world, out.step))}"
+        which = f" of micro-batch {out.step.microbatch}" if world.stages > 1 else ""
+        yield f"{at} step {out.step.seq}{which}: {'; '.join(_parts(world, out.step))}"
 
 
 def name_of(world: World, number: int) -> str:
@@ -64,12 +65,13 @@ def _parts(world: World, step: Step) -> Iterator[str]:
     if forward is None:
         yield "no forward"
         return
-    rows, flags = np.frombuffer(forward.rows, "<i4").tolist(), list(forward.flags)
+    rows = np.frombuffer(forward.rows, "<i4").tolist()
+    chunks = {row for row, _, _ in world.core._state.flights[-1].chunks}
     starts, counts = np.frombuffer(forward.starts, "<i4").tolist(), np.frombuffer(forward.counts, "<i4").tolist()
     names = [name_of(world, int(world.core._state.rows.request[row])) for row in rows]
-    decoding = [name for name, flag in zip(names, flags, strict=True) if not flag & EXPLICIT]
+    decoding = [name for name, row in zip(names, rows, strict=True) if row not in chunks]
     if decoding:
         yield f"decode {' '.join(decoding)}"
-    for name, flag, start, count in zip(names, flags, starts, counts, strict=True):
-        if flag & EXPLICIT:
+    for name, row, start, count in zip(names, rows, starts, counts, strict=True):
+        if row in chunks:
             yield f"prefill {name} {start}..{start + count}"

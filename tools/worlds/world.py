@@ -20,6 +20,7 @@ from allocator.columns import i64, pack_i64
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
+from daemon.core.resuming import NOT_KNOWN
 from daemon.core.scheduler import SchedulerCore
 from ipc.messages import (
     Accepted,
@@ -71,6 +72,8 @@ class Client:
     prompt_logprobs: dict[int, list[int]]
     told: dict[int, list[int]]  # what the core said of each choice's output, whoever was there to hear it
     finished: dict[int, Finished] = field(default_factory=dict)
+    brought: dict[int, int] = field(default_factory=dict)  # how much of a choice's output only the client had
+    away: set[int] = field(default_factory=set)  # choices whose client hears nothing until it comes back
 
 
 def _through_the_journal(item: inputs.Input) -> inputs.Input:
@@ -108,6 +111,7 @@ class World:
         self.log = bytearray()  # canonical bytes of every step and decision of this life
         self.processed = 0
         self.steps: list[Step] = []
+        self.quiet = 0  # the newest inputs that a machine could lose: nobody outside was promised anything by them
         self.launched_ns: dict[int, int] = {}  # by seq, of the steps whose report waits
         self.wants_tick = False
         self.due_ns: int | None = None
@@ -139,6 +143,7 @@ class World:
             if decision.verdict == "resumed":  # what the client holds is what was said
                 client, choice = self.by_request[decision.request]
                 client.told[choice][:] = client.tokens[choice]
+                client.brought[choice] = len(client.tokens[choice])
             assert not NAMES_OF_LOG_LINES & decision.numbers.keys(), "a log line says these names already"
         self._take_tokens(out)
         for reply in out.replies:
@@ -149,6 +154,9 @@ class World:
             self.launched_ns[out.step.seq] = self.now_ns
             assert self.rank is not None
             self.rank.apply(out.step, self.processed)
+        losable = isinstance(item, inputs.Ticked | inputs.Reported | inputs.FlushAsked)
+        ends = any(decision.verdict == "ended" for decision in out.decisions)
+        self.quiet = self.quiet + 1 if losable and not ends else 0
         self.numbers = {name: count + self.earlier[name] for name, count in self.core.gauges().items()}
         self.check_counts()
         for watcher in self.watchers:
@@ -165,12 +173,15 @@ class World:
             client, choice = self.by_request[number]
             assert self.core.frontends[frontend] == client.frontend
             assert choice not in client.finished, "nothing after the end reaches a client"
-            client.tokens[choice].append(token)
             client.told[choice].append(token)
+            if choice not in client.away:
+                client.tokens[choice].append(token)
         for entry in out.tokens.logprobs:
             client, choice = self.by_request[entry.request]
             values = np.frombuffer(entry.values.chosen, "<f4").astype(int).tolist()
             assert choice not in client.finished
+            if choice in client.away:
+                continue
             if entry.prompt_position < 0:
                 client.logprobs[choice] += values
             else:
@@ -210,11 +221,9 @@ class World:
         client, choice = self.by_request[message.request]
         held, more = client.tokens[choice], i64(message.tokens).tolist()
         assert message.choice == choice, "a choice is told of itself"
-        assert message.output_tokens <= len(held), "what comes begins where the client is, or before"
-        assert held[message.output_tokens :] == more[: len(held) - message.output_tokens], (
-            "what comes again is the same"
-        )
-        held[message.output_tokens :] = more
+        assert message.output_tokens == len(held), "what comes begins where the client is"
+        held += more
+        client.away.discard(choice)
         ended = client.finished.get(choice)
         usage = len(client.told[choice]) if ended is None else ended.output_tokens
         assert held[:usage] == client.told[choice][:usage], "with it the client holds all that was said"
@@ -301,8 +310,16 @@ class World:
                 log += msgspec.msgpack.encode(out.step)
         return bytes(log), core
 
+    def end_epoch(self, recovers: bool = True) -> Outputs:
+        """A rank died; others follow, or nothing does."""
+        self.rank = None
+        return self.feed(inputs.EpochEnded(self.now_ns, self.epoch, "a rank died", recovers))
+
     def restart(self, lost_inputs: int = 0) -> Outputs:
-        """The daemon dies and comes back without ranks; its journal misses the newest `lost_inputs` inputs."""
+        """The daemon dies and comes back without ranks; its journal misses the newest `lost_inputs` inputs.
+
+        Every client hears nothing of a choice until it comes back for it.
+        """
         kept = self.inputs[self.life_began : len(self.inputs) - lost_inputs]
         old = SchedulerCore(self.config, Checks(STRICT))
         for item in kept:
@@ -315,7 +332,19 @@ class World:
         self.log.clear()
         self.rank, self.processed = None, 0
         self.launched_ns.clear()
+        for group in left.groups:
+            client = self.clients[group.frontend, group.accepted.id]
+            for choice, was in enumerate(group.choices):
+                client.away.add(choice)
+                client.told[choice] = i64(was.tokens).tolist()
         return self.feed(_through_the_journal(left))
+
+    def resume_all(self) -> None:
+        """Every client that is away comes back, as far as the core knows of it."""
+        for (frontend, id), client in sorted(self.clients.items()):
+            for choice in sorted(client.away):
+                if self.knows(frontend, id):
+                    self.resume(id, choice, frontend=frontend)
 
     def resume(
         self, id: str, choice: int = 0, lost: int = 0, frontend: str = "fe", holds: list[int] | None = None
@@ -326,7 +355,8 @@ class World:
             tokens = client.tokens[choice]
             if holds is None:
                 held = tokens[: max(0, len(tokens) - lost)]
-            tokens[:] = held
+            if self.knows(frontend, id):
+                tokens[:] = held
         return self.feed(inputs.Resumed(self.now_ns, frontend, id, choice, pack_i64(held)))
 
     # --- checks ----------------------------------------------------------------------------------------------------
@@ -425,10 +455,15 @@ class World:
         finished, tokens = client.finished[choice], client.tokens[choice]
         whole, reason = expected_output(client.generate, client.accepted, choice, self.facts.vocab_size)
         assert tokens == whole[: len(tokens)], "the tokens are those of a lone run"
+        if choice in client.away:
+            assert not self.knows(client.frontend, client.generate.id), "who may come back does, before the world rests"
+            return
         assert finished.output_tokens <= len(tokens)
         if finished.reason == "length" or (finished.reason == "stop" and finished.detail.startswith("stop token")):
             assert (tokens, finished.reason, finished.output_tokens) == (whole, reason, len(whole))
         if client.generate.sampling.logprobs >= 0:
-            assert client.logprobs[choice] == tokens, "one log probability per token"
+            lost = {at for at in range(client.brought.get(choice, 0)) if client.logprobs[choice][at] == NOT_KNOWN}
+            given = [token for at, token in enumerate(client.logprobs[choice]) if at not in lost]
+            assert given == [token for at, token in enumerate(tokens) if at not in lost], "one log probability each"
         if client.generate.sampling.prompt_logprobs >= 0 and finished.reason in ("length", "stop") and tokens:
             assert client.prompt_logprobs[choice] == i64(client.generate.prompt).tolist()[1:]
