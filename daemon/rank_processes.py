@@ -78,6 +78,10 @@ class RankProcesses:
         for file in self._run_dir.path.glob(f"{MEETING_FILES}*"):
             file.unlink(missing_ok=True)
 
+    def stopped(self) -> list[RankId]:
+        """Ranks whose process is stopped by a signal or a debugger."""
+        return [rank for rank, child in self._children.items() if child.code is None and _is_stopped(child.pid)]
+
     def said_last(self, rank: RankId) -> str:
         """What a rank said last in this epoch, and where the rest of it is; empty for one that runs elsewhere."""
         if rank not in self._log_starts:
@@ -88,3 +92,10 @@ class RankProcesses:
 
     def _log_path(self, rank: RankId) -> Path:
         return self._run_dir.logs / f"rank-{rank[0]}-{rank[1]}.log"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:  # it is gone
+        return False

@@ -174,3 +174,22 @@ async def test_a_rank_killed_while_the_next_life_boots_loses_nothing(tmp_path: P
     assert (lost["epoch"], lost["mark"], lost["live_requests"]) == (1, "killed", 3)
     assert len(second.lines("RankStarted")) == 3
     assert replay_directory(str(run_dir)).divergence is None
+
+
+async def test_a_rank_frozen_before_it_joined_is_noticed(tmp_path: Path) -> None:
+    """SIGSTOP of a rank of the next epoch while its interpreter starts: `--rank-timeout` counts there too."""
+    run_dir = tmp_path / "run"
+    async with running(run_dir, "--rank-timeout", "2", delay_us=2000) as (daemon, client):
+
+        async def act() -> None:
+            daemon.ranks()[0].kill()
+            while len(daemon.lines("RankStarted")) < 2:
+                await trio.sleep(0.002)
+            daemon.ranks()[0].send_signal(signal.SIGSTOP)
+
+        outcomes = await under_load(client, 2, 100, act)
+        daemon.send(signal.SIGTERM)
+        assert await daemon.code() == Exit.CLEAN
+    assert {(outcome.end, outcome.tokens) for outcome in outcomes} == {("length", 100)}
+    assert [line["mark"] for line in daemon.lines("EpochLost")] == ["killed", "silent"]
+    assert replay_directory(str(run_dir)).divergence is None
