@@ -77,8 +77,8 @@ def _compare(left: list[OpTrace], right: list[OpTrace]) -> Parted:
     for one, other in zip_longest(left, right):
         if one == other:
             continue
-        shown = one or other
-        assert shown is not None
+        sides = [trace for trace in (one, other) if trace is not None]
+        shown = next((trace for trace in sides if trace.band), sides[0])  # a wait belongs to no band
         left_did = one.effects if one is not None else NOTHING
         return Parted(shown.index, shown.kind, shown.band, left_did, other.effects if other is not None else NOTHING)
     return Parted(-1, "", "", SAME, SAME)

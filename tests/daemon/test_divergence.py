@@ -73,6 +73,15 @@ def test_an_op_that_only_one_side_has() -> None:
         assert [record.left_did, record.right_did][1 - index] == "Zero units 4"
 
 
+def test_the_side_that_has_a_band_names_it() -> None:
+    """One side waits, which is of no band, where the other binds pages of one."""
+    waits = [OpTrace(0, "Take", "", "WaitForward seq 6"), *OPS]
+    for left, right in ((waits, OPS), (OPS, waits)):
+        said = {(0, 0): explained((0, 0), left), (0, 1): explained((0, 1), right)}
+        record = diverged(mismatch("layout", (0, 0), (0, 1)), said, 3, 99)
+        assert (record.op, record.band) == (0, "full")
+
+
 def test_a_rank_that_agrees_stands_in_for_the_daemon() -> None:
     """Of the same stage only: on another one effects differ by right; without any, the step as sent is shown."""
     wrong = explained((1, 0), changed(1, "Bind physical 33"), b"w" * 16)
