@@ -109,6 +109,11 @@ class Keeper:
             return None
         return self.restarts.take(trio.current_time(), life.lived_s >= STEADY_S)
 
+    def leave(self) -> None:
+        """The present process is the last one and was told to end."""
+        if self._watch is not None:
+            self._watch.leaving = True
+
     def send_signal(self, number: int) -> None:
         """To the present process, if one lives."""
         if self.child is not None:

@@ -253,6 +253,7 @@ class Launcher:
             self._bound.close()  # the front ends have their own; nobody is to be queued any more
         patience_s = END_WITHIN_S + (self._settings.drain_timeout_s if self._asked else 0.0)
         for keeper in self._keepers:
+            keeper.leave()
             if not self._asked:
                 keeper.send_signal(signal.SIGINT)
         with trio.move_on_after(patience_s):

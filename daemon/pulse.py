@@ -118,10 +118,14 @@ def stopped(pid: int) -> bool:
 
 
 class Watch:
-    """Asks in rounds until it is silent for `silence_s`; `answered` says whether it ever was not."""
+    """Asks in rounds until it is silent for `silence_s`; `answered` says whether it ever was not.
+
+    Once it is `leaving`, its door may be shut before it has closed everything: only a stopped one is judged then.
+    """
 
     def __init__(self, pulse: Pulse, pid: int, silence_s: float) -> None:
         self.answered = False
+        self.leaving = False
         self._pulse = pulse
         self._pid = pid
         self._rounds_max = max(1, math.ceil(silence_s / ROUND_S))
@@ -136,7 +140,7 @@ class Watch:
         return beats
 
     def _judged(self) -> bool:
-        return self.answered or stopped(self._pid)
+        return (self.answered and not self.leaving) or stopped(self._pid)
 
 
 async def count_silence(asked: Callable[[], Awaitable[bool]], judged: Callable[[], bool], rounds_max: int) -> int:

@@ -233,8 +233,9 @@ async def test_M7_a_process_that_ignores_its_last_words_is_killed(
         child.close()
 
 
-async def test_a_process_that_boots_is_not_judged_unless_it_is_stopped() -> None:
-    """It has not answered once: only a stopped one is counted silent."""
+@pytest.mark.parametrize("state", ["boots", "leaves"])
+async def test_a_process_that_boots_or_leaves_is_not_judged_unless_it_is_stopped(state: str) -> None:
+    """It has not answered once, or shut its door in order: only a stopped one is counted silent."""
 
     class Mute:
         async def beats(self) -> bool:
@@ -246,6 +247,10 @@ async def test_a_process_that_boots_is_not_judged_unless_it_is_stopped() -> None
     child = Child("boots", [sys.executable, "-c", "import signal; signal.pause()"], os.environ)
     try:
         watch = Watch(Mute(), child.pid, 1.0)
+        if state == "leaves":
+            watch.answered = True
+            assert watch._judged()
+            watch.leaving = True
         assert not watch._judged()
         child.send_signal(signal.SIGSTOP)
         with trio.fail_after(10):
