@@ -27,6 +27,7 @@ from daemon.config import recorded
 from daemon.core.inputs import Input
 from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
+from daemon.core_settings import core_config
 from daemon.endpoints import FrontServer
 from daemon.engine import Engine
 from daemon.epochs import OVER, Epochs, LastLoss
@@ -69,39 +70,6 @@ FINISH_WITHIN_S = 15.0
 GATEWAY_DRAIN_S = 3.0
 FAULT_PATIENCE_S = 1.0  # for ranks, once nothing that they say counts any more
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def core_config(settings: Settings) -> CoreConfig:
-    """The core's numbers out of the settings."""
-    return CoreConfig(
-        page_size=settings.page_size,
-        max_running_requests=settings.max_running_requests,
-        max_queued_requests=settings.max_queued_requests,
-        max_batched_tokens=settings.max_num_batched_tokens,
-        chunked_prefill_size=settings.chunked_prefill_size,
-        max_model_len=settings.max_model_len,
-        schedule_policy=settings.schedule_policy,
-        overlap=not settings.disable_overlap,
-        reserve=settings.reserve,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        checkpoint_interval=settings.checkpoint_interval,
-        state_cache=settings.state_cache,
-        eviction_policy=settings.eviction_policy,
-        checkpoint_policy=settings.checkpoint_policy,
-        checkpoint_mark_tokens=settings.checkpoint_mark_tokens,
-        cache_quota_ppm=ppm(settings.cache_quota),
-        cache_quotas={name: ppm(float(share)) for name, share in settings.cache_quotas.items()},
-        pinned_max_ppm=ppm(settings.pinned_max),
-        priority_preemption=settings.enable_priority_preemption,
-        fair_quantum_tokens=settings.fair_quantum_tokens,
-        overtaken_max=settings.overtaken_max,
-        deadline_check=settings.deadline_check,
-    )
-
-
-def ppm(fraction: float) -> int:
-    """A fraction in parts per million, which the core reckons in."""
-    return round(fraction * 1_000_000)
 
 
 def root_cause(error: BaseException) -> BaseException:

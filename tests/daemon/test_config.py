@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon import config
-from daemon.app import core_config
 from daemon.config import ConfigError, load, resolve
 from daemon.core.limits import state_cache_problem
+from daemon.core_settings import core_config
 from daemon.frontend.prepare import namespace
 from daemon.rank import modeled, torch_runner
 from daemon.rank_settings import rank_settings

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from daemon.app import core_config
 from daemon.config import ConfigError, parse_value, resolve
 from daemon.core.limits import CoreConfig
+from daemon.core_settings import core_config
 from daemon.settings_table import BY_KEY, Settings
 from ipc.messages import ModelFacts
 from tools.simulate.engine import Times, chain_start_bytes, one_stage
