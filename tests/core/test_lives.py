@@ -52,6 +52,7 @@ def test_every_client_gets_its_tokens_once_over_a_restart() -> None:
     for id in ("decodes", "choices", "chunked", "waits"):
         world.resume(id, lost=1)
     world.resume("choices", choice=1, lost=2)
+    world.resume_all()
     world.begin()
     world.run()
     world.check_rest()
@@ -87,6 +88,7 @@ def test_a_second_restart_leaves_what_the_first_one_did() -> None:
         world.restart()
         again = world.core.recoverable()
         assert msgspec.msgpack.encode(again) == msgspec.msgpack.encode(groups)
+    world.resume_all()
     world.begin()
     world.run()
     world.check_rest()
@@ -132,8 +134,7 @@ def test_a_life_whose_tail_the_machine_lost_takes_the_clients_tokens() -> None:
     out = world.resume("decodes")
     assert [(one.verdict, one.reason) for one in out.decisions] == [("resumed", "adopted")]
     assert out.decisions[0].numbers["held_tokens"] == len(held)
-    for id, choice in (("choices", 0), ("choices", 1), ("chunked", 0), ("waits", 0)):
-        world.resume(id, choice)
+    world.resume_all()
     world.begin()
     world.run()
     assert world.output("decodes")[: len(held)] == held

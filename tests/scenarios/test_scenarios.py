@@ -55,7 +55,7 @@ def test_a_wrong_log_is_seen_and_rewritten(tmp_path: Path, capsys: pytest.Captur
     [
         ("send a\n----\n", "line 1.*there is no world yet"),
         ("world pages=4\nfly\n----\n", "line 2.*no command 'fly'"),
-        ("world wings=2\n----\n", "a world has no wings; it has pages, model_len, windows, state, page_size, "),
+        ("world wings=2\n----\n", "a world has no wings; it has pages, model_len, windows, state, stages, page_size, "),
         ("world\nsend a wings=2\n----\n", "line 2.*a request has no wings; it has prompt, fe, max, min, "),
         ("world pages=4\n----\n\nuntil retracted\n----\n", "line 4.*never happens"),
         ("world page_size=none\n----\n", "line 1"),

@@ -79,7 +79,8 @@ class Stage:
             raise BadCommand(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """The world comes to rest with everything free; whatever does not raises."""
+        """Clients come back and the world comes to rest with everything free; whatever does not raises."""
+        self.world.resume_all()
         self.world.run(TURNS_MAX)
         for checker in self.checkers:
             checker.rest(self.world)
