@@ -38,23 +38,24 @@ def pid(server: OwnServer, name: str) -> int:
     return int(json.loads((server.run_dir / "pids.json").read_text())[name])
 
 
-async def whole(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    """A stream's tokens, text, log probabilities and finish reason."""
-    found: dict[str, Any] = {"tokens": [], "text": "", "logprobs": [], "finish": None}
+async def whole(http: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """A stream's tokens, text, log probabilities and finish reason, by choice."""
+    choices = [{"tokens": [], "text": "", "logprobs": [], "finish": None} for _ in range(body.get("n", 1))]
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200
         async for event in events(answer):
             assert "error" not in event, event
             assert "cut" not in event
             for choice in event["choices"]:
+                found: dict[str, Any] = choices[choice["index"]]
                 found["tokens"] += choice["token_ids"] or []
                 found["text"] += choice["text"]
                 found["logprobs"] += (choice["logprobs"] or {}).get("token_logprobs", [])
                 found["finish"] = choice["finish_reason"] or found["finish"]
-    return found
+    return choices
 
 
-async def all_of(http: httpx.AsyncClient, bodies: list[dict[str, Any]], act: Any = None) -> list[dict[str, Any]]:
+async def all_of(http: httpx.AsyncClient, bodies: list[dict[str, Any]], act: Any = None) -> list[list[dict[str, Any]]]:
     """Every stream at once, with `act` in between."""
     found: list[Any] = [None] * len(bodies)
 
@@ -71,19 +72,21 @@ async def all_of(http: httpx.AsyncClient, bodies: list[dict[str, Any]], act: Any
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_X1_a_daemons_death_is_a_pause(tmp_path: Path, how: signal.Signals) -> None:
-    """Plain streams, one with log probabilities, one with a stop string, two choices: each is byte for byte what it is
-    without the death; meanwhile health is red, and what comes is refused or waits, but is not lost."""
+    """Plain streams, log probabilities of output and of prompt, two choices, a stop string: each is what it is without
+    the death; meanwhile health is red, and what comes is refused or waits, but is not lost."""
     with serving(tmp_path / "run", *modeled(*QUICK, delay_us=4_000)) as server:
         async with client(server) as http:
-            bodies = [completion(400, seed=seed) for seed in range(4)] + [completion(400, seed=9, logprobs=2)]
+            bodies = [completion(400, seed=seed) for seed in range(2)]
+            bodies += [completion(400, seed=9, logprobs=2), completion(400, prompt=40, logprobs=1, echo=True)]
+            bodies += [completion(400, n=2, temperature=1.0) | {"seed": 5}]
             undisturbed = await all_of(http, bodies)
-            text = undisturbed[0]["text"]
+            text = undisturbed[0][0]["text"]
             bodies.append(bodies[0] | {"stop": [text[len(text) * 2 // 3 :][:12]]})
             undisturbed += await all_of(http, bodies[-1:])
-            assert undisturbed[-1]["finish"] == "stop"
+            assert undisturbed[-1][0]["finish"] == "stop"
 
             async def act() -> None:
-                await eventually_async(lambda: gauge(server, "num_requests_decoding") == len(bodies), "all decode")
+                await eventually_async(lambda: gauge(server, "num_requests_decoding") == len(bodies) + 1, "all decode")
                 os.kill(pid(server, "daemon"), how)
                 await eventually_async(lambda: http_get(server.url + "/health")[0] == 503, "health is red", 10)
                 if how == signal.SIGKILL:
@@ -91,11 +94,11 @@ async def test_X1_a_daemons_death_is_a_pause(tmp_path: Path, how: signal.Signals
                     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "daemon_lost")
                     assert int(refused.headers["retry-after"]) >= 1
                 else:  # said to a stopped daemon, read by nobody: the next life answers
-                    assert len((await whole(http, completion(4)))["tokens"]) == 4
+                    assert len((await whole(http, completion(4)))[0]["tokens"]) == 4
                 await eventually_async(lambda: http_get(server.url + "/health")[0] == 200, "health is green again")
 
-            disturbed = await all_of(http, bodies, act)
-            assert disturbed == undisturbed
+            for got, expected in zip(await all_of(http, bodies, act), undisturbed, strict=True):
+                assert got == expected
             await eventually_async(lambda: idle(server), "everything is given back")
         assert server.stop() == 0, server.tail()
         assert_replays(server.run_dir)
