@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from allocator.columns import i64
-from daemon.rank.loop import EXIT_FAULT, EXIT_ORPHANED, EXIT_STOPPED
+from daemon.rank.command_line import EXIT_AGAIN, EXIT_FAULT, EXIT_ORPHANED, EXIT_STOPPED
 from ipc.codec import encode
-from ipc.messages import Begin, Fault, Heartbeat, Hello, Join, Ready, Report, Stop
+from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, Join, Ready, Report, Stop
 from ipc.streams import RankServer
 from tools.rank_driver import Driver, settings
 
@@ -45,7 +45,7 @@ class Daemon:
         environment = os.environ | {"BANDMASTER_RANK_TOKEN": TOKEN}
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
 
-    async def next(self) -> Join | Ready | Report | Fault:
+    async def next(self) -> Join | Ready | Report | Explained | Fault:
         """The rank's next message that is not a heartbeat."""
         while True:
             message = await self.server.recv()
@@ -101,6 +101,26 @@ async def test_an_epoch_from_join_to_stop(daemon: Daemon) -> None:
     daemon.server.broadcast(Stop("done"))
     assert await daemon.ended() == EXIT_STOPPED
     assert daemon.beats > 0
+
+
+async def test_a_rank_says_what_its_newest_steps_did_and_joins_again(daemon: Daemon) -> None:
+    """Explain gets digests and effects of every step, op by op; a Stop with another epoch behind it exits 4."""
+    daemon.spawn()
+    await daemon.begin()
+    daemon.driver.generate(0, [50, 51, 52], 5)
+    for step in daemon.driver.steps:
+        daemon.server.send_step(step.seq, encode(step))
+    for _ in daemon.driver.steps:
+        assert isinstance(await daemon.next(), Report)
+    daemon.server.broadcast(Explain(1))
+    told = await daemon.next()
+    assert isinstance(told, Explained)
+    assert told.steps == daemon.driver.worker.traces.explain()
+    assert [(step.seq, step.logical, step.layout) for step in told.steps] == [
+        (report.seq, report.logical, report.layout) for report in daemon.driver.reports
+    ]
+    daemon.server.broadcast(Stop("a peer was lost", again=True))
+    assert await daemon.ended() == EXIT_AGAIN
 
 
 async def test_a_fault_names_the_step_and_ends_the_process(daemon: Daemon) -> None:

@@ -1,0 +1,159 @@
+"""`bandmaster rank`: which rank this is by its launcher's words, and one process after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from daemon.rank import remote
+from daemon.rank.command_line import EXIT_AGAIN, EXIT_FAULT, EXIT_NOT_JOINED, EXIT_ORPHANED, EXIT_STOPPED
+from daemon.rank.errors import BadOption
+from daemon.rank.layout import Layout, layout_of, local_number, local_ranks
+from daemon.rank.remote import FROZEN_S, PAUSE_FIRST_S, PAUSE_MOST_S, Epochs, is_stopped, place_of
+from tools.rank_driver import settings
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "4"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, SLURM, OPEN_MPI], ids=["torchrun", "slurm", "mpi"])
+def test_a_launchers_words_say_which_rank_this_is(environ: dict[str, str]) -> None:
+    """Number 5 of 8 with 2 tensor ranks is stage 2, rank 1; where it stands on its machine is passed on."""
+    place = place_of(None, None, 2, environ)
+    assert (place.stage, place.rank) == (2, 1)
+    assert place.environ == {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+def test_flags_say_it_without_a_launcher() -> None:
+    """By hand: nothing is read but what a machine has."""
+    assert place_of(1, 0, 1, {"RANK": "7"}) == (1, 0, {})
+
+
+BAD: list[tuple[tuple[int | None, int | None, int], dict[str, str], str]] = [
+    ((None, None, 1), {}, "which rank is this"),
+    ((1, None, 1), {}, "belong together"),
+    ((None, None, 3), TORCHRUN, "WORLD_SIZE 8 is no multiple of --tensor-parallel-size 3"),
+    ((None, None, 1), {"RANK": "first"}, "RANK='first' in the environment is no whole number"),
+]
+
+
+@pytest.mark.parametrize(("given", "environ", "said"), BAD, ids=[said[:16] for _, _, said in BAD])
+def test_a_place_that_nothing_says_is_refused(
+    given: tuple[int | None, int | None, int], environ: dict[str, str], said: str
+) -> None:
+    """With what is missing or contradicts."""
+    with pytest.raises(BadOption, match=said):
+        place_of(*given, environ)
+
+
+def test_a_rank_that_the_daemon_does_not_have_is_refused() -> None:
+    """Joined as a stage that is not there, or among several without a place to meet."""
+    two = settings(stage_layers=[0, 0], tensor_ranks=2, rendezvous="file:///x")
+    assert layout_of(two, 1, 1) == Layout(1, 2, 1, 2)
+    assert layout_of(settings(), 0, 0) == Layout(0, 1, 0, 1)
+    with pytest.raises(BadOption, match=r"stage 2 rank 0: this daemon has 2 stages \(--pp\) of 2 tensor ranks"):
+        layout_of(two, 2, 0)
+    with pytest.raises(BadOption, match="2 ranks without a place where they find each other"):
+        layout_of(settings(tensor_ranks=2), 0, 1)
+
+
+def test_cores_and_gpus_are_shared_by_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launcher's LOCAL_ variables; without them every rank is taken to be here."""
+    layout = Layout(1, 2, 1, 4)
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert (local_number(layout), local_ranks(layout)) == (5, 8)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert (local_number(layout), local_ranks(layout)) == (1, 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "0")
+    with pytest.raises(BadOption, match="LOCAL_WORLD_SIZE='0'"):
+        local_ranks(layout)
+
+
+class Script:
+    """A clock that stands still but for what is waited, and processes that end as told."""
+
+    def __init__(self, codes: list[tuple[int, float]]) -> None:
+        self.codes = codes  # exit code, and how long the process lived
+        self.now = 0.0
+        self.pauses: list[float] = []
+        self.on_start: Callable[[], None] = lambda: None
+
+    def start(self) -> Any:
+        self.on_start()
+        return self
+
+    def wait(self, _: float) -> int:
+        code, lived = self.codes.pop(0)
+        self.now += lived
+        return code
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def terminate(self) -> None:
+        self.codes.insert(0, (-signal.SIGTERM, 0.0))
+
+    def epochs(self, join_timeout_s: float) -> Epochs:
+        return Epochs(self.start, join_timeout_s, lambda: self.now, self.pause)
+
+
+def test_a_rank_comes_back_for_each_epoch_until_it_is_over() -> None:
+    """After a loss, a kill, a fault and another life of the daemon; pauses grow while nothing lasts."""
+    ends = [(EXIT_AGAIN, 900.0), (-9, 5.0), (EXIT_FAULT, 5.0), (EXIT_ORPHANED, 5.0), (-9, 5.0), (EXIT_STOPPED, 5.0)]
+    script = Script(ends)
+    assert script.epochs(600).run() == EXIT_STOPPED
+    assert script.codes == []
+    first = PAUSE_FIRST_S
+    assert script.pauses == [first, 2 * first, 4 * first, first, 2 * first]
+
+
+def test_a_rank_whose_daemon_stays_away_gives_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten minutes after it was last taken in, with what to look at; pauses do not grow without end."""
+    script = Script([(EXIT_ORPHANED, 5000.0), *[(EXIT_NOT_JOINED, 60.0)] * 20])
+    assert script.epochs(600).run() == EXIT_NOT_JOINED
+    assert 600 <= script.now - 5000 < 680
+    assert max(script.pauses) == PAUSE_MOST_S
+    assert "no daemon took this rank in" in capsys.readouterr().err
+
+
+def test_a_signal_ends_the_process_and_starts_no_other() -> None:
+    """SIGTERM of a launcher: exit code 143."""
+    script = Script([(EXIT_AGAIN, 1.0)])
+    epochs = script.epochs(600)
+    script.on_start = lambda: epochs.end(signal.SIGTERM, None)
+    assert epochs.run() == 128 + signal.SIGTERM
+
+
+def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGSTOP: the daemon has given it up long before, and nobody but its starter can end it."""
+    now = [0.0]
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert is_stopped(child.pid)
+    monkeypatch.setattr(remote, "LOOK_S", 0.001)
+
+    def clock() -> float:
+        now[0] += FROZEN_S / 4
+        return now[0]
+
+    epochs = Epochs(lambda: child, 600, clock, lambda _: None)
+    assert epochs._wait(child) == -signal.SIGKILL
+    assert not is_stopped(child.pid)
+    assert child.stdin is not None
+    child.stdin.close()
