@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -163,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, DaemonError) as error:
         cli.error(str(error))
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server ends with us
     try:
         results = {"campaign": run(made, _told)} if options.command == "campaign" else run_cases(options, made)
     except (CampaignFailed, ServerFailed, OSError) as error:
