@@ -377,7 +377,7 @@ class Settings:
     )
     snapshot_bytes: int = _row(
         "bytes", 64 * MIB, "journal bytes after which a snapshot is written: a restart reads no more",
-        SERVER, low=MIB, high=256 * GIB, zero="none is written",
+        SERVER, low=64 * KIB, high=256 * GIB, zero="none is written",
     )  # fmt: skip
     log_format: str = _row(
         "choice",

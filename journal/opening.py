@@ -7,10 +7,11 @@ nothing to cut; sequence numbers go on over lives.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from daemon.core.inputs import Recovered
-from journal import frame, segment
+from journal import frame, segment, snapshots
 from journal.errors import JournalDamaged
 from journal.reader import Finding, Walk, readable_segments
 from journal.records import Kind
@@ -57,7 +58,7 @@ def recover(storage: Storage, journal_id: bytes) -> tuple[Start, Found]:
     """Repair what may be repaired and find where the next life begins."""
     notes: list[str] = []
     while True:
-        walk, lives = _walk_last_life(storage)
+        walk, first, lives = _walk_last_life(storage)
         cuts = walk.cuts()
         if not cuts:
             break
@@ -66,7 +67,7 @@ def recover(storage: Storage, journal_id: bytes) -> tuple[Start, Found]:
     notes.extend(found.text() for found in walk.findings if found.row.label not in IN_ORDER)
     start = _start(storage, walk, journal_id)
     clean = walk.at.closed or walk.at.sequence == 0
-    return start, Found(walk.at.sequence, lives, clean, walk.first if walk.at.sequence else 0, notes)
+    return start, Found(walk.at.sequence, lives, clean, first if walk.at.sequence else 0, notes)
 
 
 def _remove_temporaries(storage: Storage) -> None:
@@ -76,16 +77,19 @@ def _remove_temporaries(storage: Storage) -> None:
             storage.remove(name)
 
 
-def _walk_last_life(storage: Storage) -> tuple[Walk, int]:
-    """Read the last life, and those before it that ended before they had said what they took over."""
+def _walk_last_life(storage: Storage) -> tuple[Walk, int, int]:
+    """Read the last life that took over what was left, and those behind it, to the end; from its newest snapshot on.
+
+    Also the life's first segment, 0 without one, and how many lives there are.
+    """
     firsts = _life_segments(storage)
-    for first in reversed(firsts):
-        walk = Walk(storage, first=first)
-        if _inherited(walk):
-            return walk, len(firsts)
-    walk = Walk(storage)  # the first life has nothing to take over; or it was trimmed, and its beginning is gone
-    _inherited(walk)
-    return walk, max(len(firsts), int(walk.at.sequence > 0))
+    oldest = next(iter(readable_segments(storage)), 0)
+    # The first life has nothing to take over; or it was trimmed, and its beginning is gone.
+    first = next((one for one in reversed(firsts) if _inherited(storage, one)), oldest)
+    walk = Walk(storage, first=max(first, _snapshot_segment(storage, first)))
+    for _ in walk.records():
+        continue  # what the walk meets is what counts
+    return walk, first, max(len(firsts), int(walk.at.sequence > 0))
 
 
 def _life_segments(storage: Storage) -> list[int]:
@@ -98,16 +102,31 @@ def _life_segments(storage: Storage) -> list[int]:
     return firsts
 
 
-def _inherited(walk: Walk) -> bool:
-    """Read to the end; whether the first life that is read said what it took over."""
-    lives, inherited = 0, False
-    for record in walk.records():
+def _inherited(storage: Storage, first: int) -> bool:
+    """Whether the life that begins in a segment said all that it took over, before anything else."""
+    lives = 0
+    for record in Walk(storage, first=first).records():
         lives += record.kind == Kind.OPENED
-        if record.kind == Kind.RECOVERED and lives <= 1:
+        if lives > 1:
+            return False
+        if Kind.ARRIVED <= record.kind < Kind.STEPPED:  # an input
             taken_over = record.decode()
-            assert isinstance(taken_over, Recovered)
-            inherited = not taken_over.left  # with its last part
-    return inherited
+            if not isinstance(taken_over, Recovered) or not taken_over.left:
+                return isinstance(taken_over, Recovered)
+    return False
+
+
+def _snapshot_segment(storage: Storage, first: int) -> int:
+    """The segment behind the newest snapshot of the life that begins in segment `first`; 0 without one."""
+    name = segment.segment_names(storage.names()).get(first)
+    header = segment.load_header(storage, name) if name is not None else None
+    for sequence, file in reversed(snapshots.snapshot_names(storage.names()).items()):
+        if header is None or sequence < header.first_sequence:
+            return 0
+        with contextlib.suppress(snapshots.SnapshotUnusable):  # recovery says what is wrong with it
+            snapshots.load_header(storage, file)
+            return segment.segment_behind(storage, sequence)
+    return 0
 
 
 def _cut(storage: Storage, cut: Finding) -> str:

@@ -10,10 +10,12 @@ import pytest
 
 from daemon.recovery import recover
 from journal import snapshots
+from journal.errors import JournalDamaged
 from journal.opening import open_journal
 from journal.reader import read_records
 from journal.records import Kind
 from journal.replay import Verdict, check
+from journal.segment import segment_behind, segment_names
 from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, snapshot_names
 from journal.writer import JournalSettings
 from tests.journal.helpers import ID
@@ -221,3 +223,19 @@ def test_a_file_that_is_no_snapshot_is_refused() -> None:
         copy.write(copy.create(other), bytes(data))
         with pytest.raises(SnapshotUnusable):
             snapshots.load(copy, other)
+
+
+def test_a_start_does_not_read_what_the_snapshot_covers() -> None:
+    """However long a life was: only its first records, and what is behind its newest snapshot. Damage before is
+    `verify`'s to find, and cannot keep a daemon from starting."""
+    disk, world = lived(100)
+    newest = max(snapshot_names(sorted(disk.files)))
+    between = [name for number, name in segment_names(sorted(disk.files)).items() if number in (2, 3)]
+    assert max(between) < segment_names(sorted(disk.files))[segment_behind(disk, newest)]
+    for name in between:
+        disk.files[name].data[3000] ^= 1
+    recovery = reopened(disk)
+    assert recovery.groups == world.core.recoverable()
+    assert recovery.notes == []
+    with pytest.raises(JournalDamaged, match="damaged_inside"):
+        list(read_records(disk))
