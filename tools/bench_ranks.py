@@ -1,9 +1,10 @@
 """`bandmaster bench ranks`: what a step costs between the daemon and its ranks, without a model.
 
 Owns the measurement of one step of steady decode at a time: encoded, sent to every rank process, applied there (ops,
-layout, batch), reported by all, decoded, compared. The scheduler's own time is measured beside it and not part of it.
-Must never have a model in it: ranks run the modeled runner blind, which reads and stores nothing and passes nothing to
-other ranks. `apply` is what a step worker alone needs for the same steps, in this process.
+layout, batch), reported by all, decoded, compared: the `trip`. The scheduler's own time is measured beside it and not
+part of it. Must never have a model in it: ranks run the modeled runner blind, which reads and stores nothing and passes
+nothing to other ranks. `apply` is what a step worker alone needs for the same step, in this process; `traffic` is what
+is left of its trip without that.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ async def measure(stages: int, ranks: int, running: int, steps: int, place: Path
         "steps": steps,
         **_us("trip", trips),
         **_us("apply", apply),
+        **_us("traffic", [trip - alone_ns for trip, alone_ns in zip(trips, apply, strict=True)]),
         **_us("core", core),
         "rank_cpu_us": round(busy_s * 1e6 / steps / stages / ranks, 1),
         "daemon_cpu_us": round((own_s * 1e9 - sum(core) - sum(apply)) / 1e3 / steps, 1),

@@ -48,7 +48,7 @@ OPTIONS = {
     "windows": "",  # window bands, as tokens joined by "," or "+": 64+128
     "state": "0",  # 1: recurrent state
     "depth": "0",  # blocks of one layer per band; 0: 1 of full attention alone, else 2; more where stages need them
-    "blind": "0",  # 1: tokens come from the row alone; nothing is stored, read, or passed between ranks
+    "blind": "0",  # 1: tokens come from their positions alone; nothing is stored, read, or passed between ranks
 }
 WINDOW_MIN = 2  # a position's hashes continue from the one before it, which its window must still show
 
@@ -229,14 +229,14 @@ class ModeledRunner:
         tokens[batch.offsets[:-1][batch.carried]] = self._last[batch.rows[batch.carried]]
         ends = batch.starts[batch.sampled].astype(np.int64) + batch.counts[batch.sampled]
         if self._options.blind:
-            found = mix(inputs_of(batch.rows[batch.sampled].astype(np.int64), ends))
-        else:
-            found = yield from forward(batch, tokens, stage)
+            span = self._options.vocab_size - self._options.first_token
+            return Outcome(ends % span + self._options.first_token if self.layout.last else ends[:0], [])
+        found = yield from forward(batch, tokens, stage)
         if not self.layout.last:
             return Outcome(np.zeros(0, dtype=np.int64), [])
         draws = self._keyed(batch, found, ends)
         sampled = self._choose(batch, draws, ends)
-        if self.layout.ranks > 1 and not self._options.blind:
+        if self.layout.ranks > 1:
             told = yield Exchange("broadcast", sampled.astype(np.uint64))
             sampled = told.astype(np.int64)
         self._last[batch.rows[batch.sampled]] = sampled

@@ -19,6 +19,7 @@ def test_two_processes_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < row["trip_us_p50"] <= row["trip_us_p99"]
     assert row["core_us_p50"] > 0
     assert row["apply_us_p50"] > 0
+    assert row["traffic_us_p50"] < row["trip_us_p99"]
 
 
 Patch = pytest.MonkeyPatch
