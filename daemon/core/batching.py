@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from allocator.columns import Int32s, pack_i32
-from daemon.core import caching, checkpoints, passes, pressure
+from daemon.core import caching, checkpoints, microbatches, passes, pressure
 from daemon.core.admission import admit
 from daemon.core.memory import plus
 from daemon.core.outputs import Decided, Outputs
@@ -141,12 +141,12 @@ def _commit(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> Step:
         slots=batch.slots_column + b"".join(columns.slots),
     )
     core.totals.forwards += 1
-    flight.launched_ns, flight.microbatch = now_ns, core.forming
+    flight.launched_ns = now_ns
     if plan.chunks:
         flight.prompt_tokens = sum(chunk.count for chunk in plan.chunks)
     core.in_flight += 1
-    core.flying[core.forming] += 1
-    core.launched[core.forming] = flight.seq
+    if core.microbatches > 1:
+        microbatches.launched(core, flight)
     assert core.in_flight <= core.in_flight_max, "no more forwards are in flight than stages keep busy"
     core.busy = True
     return _seal(core, forward, flight)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from daemon.core.state import CoreState
+from daemon.core.state import CoreState, Flight
 
 
 def ready(core: CoreState) -> Iterator[int]:
@@ -27,6 +27,21 @@ def ready(core: CoreState) -> Iterator[int]:
         assert seq <= core.seq, "what was launched is no newer than the newest step"
         if not core.flying[one] and (anybody or len(core.rows.decode_batch(one))):
             yield one
+
+
+def launched(core: CoreState, flight: Flight) -> None:
+    """The forward of the micro-batch that was formed leaves."""
+    assert not core.flying[core.forming], "a micro-batch has one forward in flight"
+    flight.microbatch = core.forming
+    core.flying[core.forming] = True
+    core.launched[core.forming] = flight.seq
+
+
+def reported(core: CoreState, flight: Flight) -> None:
+    """Its result came: its rows can go on, whatever the last tick found."""
+    assert core.flying[flight.microbatch], "a result belongs to a forward that was launched"
+    core.flying[flight.microbatch] = False
+    core.blocked = False
 
 
 def full(core: CoreState, new_rows: int) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from allocator.columns import Int64s, i64
 from allocator.errors import InvariantBroken
-from daemon.core import caching
+from daemon.core import caching, microbatches
 from daemon.core.checkpoints import give_ready
 from daemon.core.endings import end
 from daemon.core.inputs import Reported
@@ -35,10 +35,9 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
     if not flight.forward:
         return
     core.in_flight -= 1
-    core.flying[flight.microbatch] -= 1
-    assert core.flying[flight.microbatch] >= 0, "a result belongs to a forward that was launched"
+    assert core.in_flight >= 0, "a result belongs to a forward that was launched"
     if core.microbatches > 1:
-        core.blocked = False  # its rows can go on
+        microbatches.reported(core, flight)
     assert flight.seq > core.processed_through, "progress only grows"
     core.processed_through = flight.seq
     core.pace.reported(flight.launched_ns, flight.prompt_tokens, item.now_ns)

@@ -13,6 +13,7 @@ several; nothing a front end sends raises.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -60,7 +61,7 @@ class SchedulerCore:
             inputs.Acknowledged: self._acknowledged,
             inputs.FrontEndLost: self._frontend_lost,
             inputs.Resumed: lambda item, out: resumed(self._state, item, out),
-            inputs.Reported: lambda item, out: process(self._state, item, out),
+            inputs.Reported: partial(process, self._state),
             inputs.TransferEnded: _impossible,
             inputs.ExtentsFixed: _impossible,
             inputs.FlushAsked: self._flush_asked,
@@ -221,28 +222,34 @@ class SchedulerCore:
             core.memory.flush(core.flush_moves)
             core.flush_moves = 0
         if core.in_flight < core.in_flight_max:
-            out.step = self._form(now_ns, out)
+            out.step = form(core, now_ns, out) if core.microbatches == 1 else self._form(now_ns, out)
             core.blocked = out.step is None
             self._count_stall(out.step, now_ns, out)
-        wanted = core.snapshot_wanted and self._bare_allowed()
-        if out.step is None and (flushed or wanted or self._owes_step()):
+        if out.step is None and (flushed or self._owes_step()):
             out.step = bare_step(core)
-        if out.step is not None and core.snapshot_wanted:
-            out.step, core.snapshot_wanted = msgspec.structs.replace(out.step, snapshot=True), False
+        if core.snapshot_wanted:
+            out.step = self._with_snapshot(out.step)
         if core.busy and not core.live and not core.in_flight:
             self._become_idle(now_ns, out)
 
     def _form(self, now_ns: int, out: Outputs) -> Step | None:
         """A step with a forward, of the first micro-batch that can have one now."""
         core = self._state
-        if core.microbatches == 1:
-            return form(core, now_ns, out)
         for one in microbatches.ready(core):
             core.forming = one
             step = form(core, now_ns, out)
             if step is not None:
                 return step
         return None
+
+    def _with_snapshot(self, step: Step | None) -> Step | None:
+        """The step, a bare one if need be, that asks the ranks for their part of a snapshot."""
+        if step is None and self._bare_allowed():
+            step = bare_step(self._state)
+        if step is None:
+            return None
+        self._state.snapshot_wanted = False
+        return msgspec.structs.replace(step, snapshot=True)
 
     def _become_idle(self, now_ns: int, out: Outputs) -> None:
         core = self._state

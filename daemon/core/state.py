@@ -173,8 +173,8 @@ class CoreState:
         self.in_flight_max = 0
         self.microbatches = 1
         self.forming = 0  # the micro-batch that is being formed
-        self.launched = [0]  # by micro-batch, the step of its newest forward
-        self.flying = [0]  # by micro-batch, its forwards in flight
+        self.launched = [0]  # by micro-batch where there are several, the step of its newest forward
+        self.flying = [False]  # likewise, whether that is in flight
         self.memory: Memory | None = None
         self.rows = RowTable(self.running_max, self.config.page_size)
         self.resident: Request | None = None
@@ -205,7 +205,7 @@ class CoreState:
         stages, overlap = len(geometry.stages), self.config.overlap
         self.microbatches = stages + 1 if stages > 1 and overlap else 1
         self.in_flight_max = max(self.microbatches, 1 + overlap)
-        self.launched, self.flying = [0] * self.microbatches, [0] * self.microbatches
+        self.launched, self.flying = [0] * self.microbatches, [False] * self.microbatches
         page_size, slots_each = self.config.page_size, memory.slots_each
         self.rows = RowTable(self.running_max, page_size, windows, slots_each, self.microbatches, stages > 1)
         self.steady = memory.none

@@ -153,7 +153,7 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "changed": {0: [1]},
         "lock": next(owner.lock for owner in core.rows.owners if owner is not None),
         "launched": [99],
-        "flying": [99],
+        "flying": [True],
         "bound": [99],
         "helpless": Helpless(some.number, 1, (0, 0, 0), 1),
         "deadlines": due,
