@@ -36,12 +36,17 @@ FRAMES_MAX = 16  # frames kept of one message (ZAP has 9); a hostile peer may se
 
 @dataclass(frozen=True, slots=True)
 class SocketOptions:
-    """Bounds of one socket: messages queued per peer and direction, and the bytes of one frame (0: no bound)."""
+    """Bounds of one socket: messages queued per peer and direction, and the bytes of one frame (0: no bound).
+
+    `gone_ms`: a tcp peer that answers no ping for so long counts as disconnected: a host or a network that is gone says
+    nothing, and the kernel would try for a quarter of an hour.
+    """
 
     send_hwm: int = 1024
     recv_hwm: int = 1024
     max_message_bytes: int = 0
     reconnect_ms: int = 50
+    gone_ms: int = 30_000
 
 
 @dataclass(slots=True)
@@ -324,6 +329,10 @@ def connect_dealer(
             raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
             raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
             raw.setsockopt(zmq.CURVE_SERVERKEY, keys.server_public)
+        if endpoint.startswith("tcp://"):
+            gone_ms = (options or SocketOptions()).gone_ms
+            raw.setsockopt(zmq.HEARTBEAT_IVL, max(gone_ms // 6, 1))
+            raw.setsockopt(zmq.HEARTBEAT_TIMEOUT, gone_ms)
         raw.connect(endpoint)
     except zmq.ZMQError as error:
         raw.close(linger=0)

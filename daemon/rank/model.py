@@ -190,6 +190,8 @@ class GenericModel:
 
     @torch.inference_mode()
     def layer_work(self, batch: int) -> object:
-        """A few forwards' worth of work: the whole model on `batch` positions of one row, nothing stored."""
+        """A few forwards' worth of work: the whole stage on `batch` positions of one row, nothing stored."""
         tokens = torch.zeros(batch, dtype=torch.int64, device=self._device)
-        return self.forward(tokens, torch.arange(batch, device=self._device), tokens[:1], Probe(), Probe())
+        hidden = torch.zeros(batch, self.hidden_size, dtype=self.hidden_dtype, device=self._device)
+        x = tokens if self._layout.first else hidden
+        return self.forward(x, torch.arange(batch, device=self._device), tokens[:1], Probe(), Probe())

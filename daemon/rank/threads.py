@@ -37,11 +37,12 @@ def usable_cores() -> int:
 
 
 def share_cores(layout: Layout) -> int:
-    """Threads of a rank that shares this machine's cores with others; 0 for one alone: to be measured.
+    """Threads of a rank that shares this machine with others; 0 for one that has it to itself: to be measured.
 
-    Several are not measured: they would measure each other, and a layer's work waits for its peers.
+    Several would measure each other, and a layer's work waits for its tensor peers wherever they are. One core is left.
     """
-    return 0 if layout.total == 1 else max(1, usable_cores() // local_ranks(layout))
+    here = local_ranks(layout)
+    return 0 if layout.ranks == 1 and here == 1 else max(1, (usable_cores() - 1) // here)
 
 
 def choose_threads(fixed: int, work: Callable[[int], object]) -> tuple[int, dict[int, float]]:

@@ -48,6 +48,43 @@ async def test_a_message_goes_there_and_back(endpoint: str) -> None:
     router.close()
 
 
+async def test_a_tcp_peer_that_answers_nothing_counts_as_gone() -> None:
+    """A network that swallows everything: the connection stands, but nobody answers; a peer that is there stays."""
+    router = bind_router("tcp://127.0.0.1:0", insecure=True)
+    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+    port = int(router.endpoint.rpartition(":")[2])
+    swallowing = trio.Event()
+
+    async def carry(stream: trio.SocketStream) -> None:
+        """To the router and back, until told to swallow."""
+        onward = await trio.open_tcp_stream("127.0.0.1", port)
+
+        async def one_way(source: trio.SocketStream, target: trio.SocketStream) -> None:
+            async for data in source:
+                if not swallowing.is_set():
+                    await target.send_all(data)
+
+        async with trio.open_nursery() as ways:
+            ways.start_soon(one_way, stream, onward)
+            ways.start_soon(one_way, onward, stream)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, carry, [listener])
+        address = f"tcp://127.0.0.1:{listener.socket.getsockname()[1]}"
+        dealer = connect_dealer(address, SocketOptions(gone_ms=600), insecure=True)
+        dealer.watch_disconnects()
+        await greet(router, dealer)
+        with trio.move_on_after(1.5) as alive:  # pings go there and back
+            await dealer.wait_disconnected()
+        assert alive.cancelled_caught
+        swallowing.set()
+        with trio.fail_after(30):
+            await dealer.wait_disconnected()
+        nursery.cancel_scope.cancel()
+    dealer.close()
+    router.close()
+
+
 async def test_a_cancelled_recv_loses_nothing(endpoint: str) -> None:
     """A task cancelled while it waits takes no message with it."""
     router, dealer = bind_router(endpoint), connect_dealer(endpoint)
