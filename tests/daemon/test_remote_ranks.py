@@ -17,7 +17,7 @@ import trio
 
 from daemon.exits import Exit
 from ipc.keys import load_client_keys, make_keys
-from tests.daemon.daemon_process import PATIENCE_S, ROOT, running
+from tests.daemon.daemon_process import PATIENCE_S, ROOT, DaemonProcess, running, under_load
 from tests.daemon.test_recovery import Told, follow, health
 from tools.replay import replay_directory
 
@@ -95,4 +95,30 @@ async def test_ranks_placed_elsewhere_come_back_after_a_loss(tmp_path: Path) -> 
     assert all(one.said == alone.said for one in told)
     assert len(daemon.lines("EpochBegan")) == 2
     assert "stage 0 rank 1 is not connected" in daemon.lines("EpochLost")[0]["error"]
+    assert replay_directory(str(run_dir)).divergence is None
+
+
+async def test_ranks_placed_elsewhere_join_the_next_life(tmp_path: Path) -> None:
+    """kill -9 of the daemon: the ranks notice, and join the daemon that comes in its place; no request is lost."""
+    endpoint, keys, run_dir = f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys", tmp_path / "run"
+    make_keys(keys, ["rank", "frontend"])
+    flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", endpoint, "--keys", str(keys)]
+    own = load_client_keys(keys, "frontend")
+    lives: list[DaemonProcess] = []
+    with placed(endpoint, keys, tmp_path / "ranks.out") as ranks:
+        scene = running(run_dir, *flags, delay_us=2000, environ=TOKEN, keys=own, return_within_s=PATIENCE_S)
+        async with scene as (daemon, client):
+
+            async def act() -> None:
+                daemon.send(signal.SIGKILL)
+                await daemon.code()
+                lives.append(DaemonProcess(run_dir, *flags, environ=TOKEN))
+
+            outcomes = await under_load(client, 3, 200, act)
+            lives[0].send(signal.SIGTERM)
+            assert await lives[0].code() == Exit.CLEAN
+            codes = [await trio.to_thread.run_sync(rank.wait) for rank in ranks]
+    assert codes == [0, 0]
+    assert {(outcome.end, outcome.tokens) for outcome in outcomes} == {("length", 200)}
+    assert len(daemon.lines("EpochBegan")) == 2
     assert replay_directory(str(run_dir)).divergence is None
