@@ -69,8 +69,10 @@ PRINTERS = {
 EXCEPTIONS = {
     ("allocator/graph.py", "id"): "whether two references are to one object, within one call; no address gets out",
     ("daemon/clock.py", "time.time_ns"): "the one reader of the clock",
+    ("daemon/faults.py", "random.Random"): "draws by the seed of a specification: the same text always strikes alike",
     ("daemon/frontend/service.py", "time.time"): "`created` of the API is the wall clock's; nothing is decided by it",
     ("daemon/run_dir.py", "time.sleep"): "waits for orphans at boot, before any event loop runs",
+    ("daemon/rank/faults.py", "time.sleep"): "a late forward in the worker thread: the delay was asked for",
     ("daemon/rank/modeled.py", "time.sleep"): "the worker thread is the modeled device: its delay is the product",
     ("daemon/rank/modeled_link.py", "time.sleep"): "the worker thread tries again a peer that does not listen yet",
 }
