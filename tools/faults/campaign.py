@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from tools.faults.judge import Judged, Verdict, judge, unexcused
-from tools.faults.rounds import Round, Rounds, units_left
+from tools.faults.rounds import Round, Rounds, by_band, units_left
 from tools.faults.strikes import Strike
 from tools.faults.ties import Tie, explain
 from tools.faults.work import Sizes, draw_tasks
@@ -41,6 +41,7 @@ class Plan:
     sizes: Sizes
     strikes: tuple[Strike, ...]
     patience_s: float
+    stages: int = 1
     ties_within: float = 0.0  # bound of the log probabilities of a near-tie; 0: there are none
     environ: dict[str, str] = field(default_factory=dict)
     notes: Path | None = None  # where planted faults leave their notes
@@ -87,7 +88,7 @@ def run(plan: Plan, told: Any) -> Result:
 
 async def _rounds(plan: Plan, server: OwnServer, result: Result, told: Any) -> None:
     tasks = draw_tasks(plan.seed, plan.clients, plan.sizes)
-    async with Rounds(server, tasks, plan.patience_s, uuid.uuid4().hex[:6]).open() as rounds:
+    async with Rounds(server, tasks, plan.patience_s, plan.stages, uuid.uuid4().hex[:6]).open() as rounds:
         quiet = await rounds.run(0, None, 0.0, plan.notes)
         result.undisturbed_s = quiet.ended_s - quiet.began_s
         result.outputs = [story.tokens for story in quiet.stories]
@@ -166,22 +167,13 @@ def _at_the_end(server: OwnServer, result: Result) -> None:
         flush = urllib.request.Request(f"{server.url}/flush_cache", method="POST")
         with urllib.request.urlopen(flush, timeout=30) as answer:
             answer.read()
-        result.units_after_flush = {**units_left(server), **live_units(server)}
+        result.units_after_flush = {**units_left(server, 1), **by_band(server.metrics(), "units", ("live",))}
         if any(result.units_after_flush.values()):
             result.problems.append(f"units held after the cache was flushed: {result.units_after_flush}")
         if code := server.stop():
             result.problems.append(f"the server ended with code {code} when asked to stop")
     except (OSError, ServerFailed) as error:
         result.problems.append(f"at the end: {error}")
-
-
-def live_units(server: OwnServer) -> dict[str, float]:
-    """Live units by band: what is not free."""
-    return {
-        name.partition('band="')[2].partition('"')[0]: value
-        for name, value in server.metrics().items()
-        if name.startswith("bandmaster:units{") and 'state="live"' in name
-    }
 
 
 def _replay(run_dir: Path) -> tuple[int, str]:

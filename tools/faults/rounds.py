@@ -54,10 +54,11 @@ class Round:
 class Rounds:
     """Runs rounds against one server, which it starts again where a strike ended it."""
 
-    def __init__(self, server: OwnServer, tasks: list[Task], patience_s: float, nonce: str) -> None:
+    def __init__(self, server: OwnServer, tasks: list[Task], patience_s: float, stages: int, nonce: str) -> None:
         self.server = server
         self._tasks = tasks
         self._patience_s = patience_s
+        self._stages = stages
         self._nonce = nonce
         self._watch = Watch(server.url)
         endpoint = f"ipc://{Path(server.run_dir).absolute() / 'front.sock'}"
@@ -202,7 +203,7 @@ class Rounds:
             return
         with trio.move_on_after(IDLE_WITHIN_S):
             while True:
-                done.units_left = await trio.to_thread.run_sync(units_left, self.server)
+                done.units_left = await trio.to_thread.run_sync(units_left, self.server, self._stages)
                 if not done.units_left:
                     return
                 await trio.sleep(LOOK_S)
@@ -217,22 +218,30 @@ def read_notes(done: Round, notes: Path) -> None:
         done.victim = ", ".join(f"{note['process']} at {note['number']}" for note in fired)
 
 
-def units_left(server: OwnServer) -> dict[str, float]:
+def units_left(server: OwnServer, stages: int) -> dict[str, float]:
     """What keeps the server from being at rest: requests and steps, and units that nothing reclaimable accounts for."""
     try:
         metrics = server.metrics()
     except ServerFailed as error:
         return {str(error)[:200]: 1.0}
-    left = {}
+    left: dict[str, float] = {}
     for name in ("requests_running", "requests_waiting", "requests_prefilling", "requests_parked", "steps_in_flight"):
         if value := metrics.get(f"bandmaster:num_{name}", 0.0):
             left[f"num_{name}"] = value
-    held: dict[str, float] = {}
-    for name, value in metrics.items():
-        if name.startswith("bandmaster:units{") and ('state="live"' in name or 'state="pending"' in name):
-            band = name.partition('band="')[2].partition('"')[0]
-            held[band] = held.get(band, 0.0) + value
-        elif name.startswith("bandmaster:cached_units{"):
-            band = name.partition('band="')[2].partition('"')[0]
-            held[band] = held.get(band, 0.0) - value
-    return left | {f"units of {band}": value for band, value in held.items() if value}
+    held, cached = by_band(metrics, "units", ("live", "pending")), by_band(metrics, "cached_units")
+    for band, value in held.items():
+        # What is cached is counted once, what is live on every stage that has the band.
+        if value not in {cached.get(band, 0.0) * times for times in range(1, stages + 1)}:
+            left[f"units of {band}"] = value - cached.get(band, 0.0)
+    return left
+
+
+def by_band(metrics: dict[str, float], name: str, states: tuple[str, ...] = ("",)) -> dict[str, float]:
+    """A metric's sum by band, over some of its states."""
+    found: dict[str, float] = {}
+    for sample, value in metrics.items():
+        labels = sample.removeprefix(f"bandmaster:{name}{{")
+        if labels != sample and any(f'state="{state}"' in labels or not state for state in states):
+            band = labels.partition('band="')[2].partition('"')[0]
+            found[band] = found.get(band, 0.0) + value
+    return found
