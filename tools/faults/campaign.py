@@ -80,6 +80,10 @@ def run(plan: Plan, told: Any) -> Result:
         server.arguments += ["--port", server.url.rpartition(":")[2]]  # the same one after a death
         trio.run(_rounds, plan, server, result, told)
         _at_the_end(server, result)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         server.kill()
     result.replay_code, result.replay = _replay(plan.run_dir)

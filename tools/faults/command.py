@@ -147,6 +147,12 @@ def _below(made: Plan, name: str) -> Plan:
     return replace(made, run_dir=made.run_dir / name)
 
 
+def end_in_order() -> None:
+    """SIGTERM is Ctrl-C here: the server ends with us."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0: everything as it must be; 1: not; 2: usage."""
     own, serve = split(sys.argv[1:] if argv is None else argv)
@@ -165,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, DaemonError) as error:
         cli.error(str(error))
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server ends with us
+    end_in_order()
     try:
         results = {"campaign": run(made, _told)} if options.command == "campaign" else run_cases(options, made)
     except (CampaignFailed, ServerFailed, OSError) as error:
