@@ -38,6 +38,7 @@ def test_digests_are_equal_whatever_the_delays(stages: int, ranks: int) -> None:
     assert one.digests == other.digests
     logical = {(item.seq, item.logical) for item in one.digests}
     assert len(logical) == len(one.steps), "one logical digest a step, on every rank of every stage"
+    assert one.in_flight_most > stages, "every stage has work at the same time, and one step waits"
     layouts = {(item.seq, item.stage, item.layout) for item in one.digests}
     assert len(layouts) == len(one.steps) * stages, "one layout digest a step and stage"
 
