@@ -102,6 +102,9 @@ class SilentRunner:
         """No arena."""
         self.device = cast(Device, _NoDevice())
 
+    def expect(self, tokens: int) -> None:
+        """Nothing arrives."""
+
     def launch(self, batch: Batch) -> Launched:
         """Nothing but the shape of a result."""
         return _Silent(batch.sampled.size)

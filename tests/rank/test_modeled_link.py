@@ -60,10 +60,15 @@ def linked(
     return [future.result() for future in futures]
 
 
-@pytest.mark.parametrize("scheme", ["file", "tcp"])
-def test_sums_and_broadcasts_stay_in_a_stage(pool: ThreadPoolExecutor, tmp_path: Path, scheme: str) -> None:
-    """A sum is over the tensor ranks of the stage, a broadcast is what its rank 0 has."""
-    links = linked(pool, 2, 3, rendezvous(scheme, tmp_path))
+@pytest.mark.parametrize("scheme", ["file", "tcp", "env"])
+def test_sums_and_broadcasts_stay_in_a_stage(
+    pool: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """A sum is over the tensor ranks of the stage, a broadcast is what its rank 0 has; wherever they meet."""
+    where = "env:///some-epoch" if scheme == "env" else rendezvous(scheme, tmp_path)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port() - 1))
+    links = linked(pool, 2, 3, where)
     own = [np.array([number, 10 * number, 2**63], dtype=np.uint64) for number in range(6)]
     sums = on_all(pool, links, lambda link, number: link.reduce(own[number]).tolist())
     assert sums == [[3, 30, 2**63]] * 3 + [[12, 120, 2**63]] * 3

@@ -24,6 +24,7 @@ from daemon.mailbox import Collated
 from daemon.processes import Child, module_command
 from daemon.results import Collator
 from ipc import codec
+from ipc.errors import IpcError
 from ipc.messages import Begin, Fault, Hello, Join, ModelFacts, RankSettings, Ready, Report, Step, Stop
 from ipc.streams import RankServer
 
@@ -130,7 +131,7 @@ class RankProcesses:
 
     async def _end(self) -> None:
         with trio.CancelScope(shield=True):
-            with contextlib.suppress(Exception):  # a rank that is gone is not stopped
+            with contextlib.suppress(IpcError):  # a rank that is gone is not stopped
                 self._server.broadcast(Stop("the bench is over"))
             async with trio.open_nursery() as nursery:
                 for child in self._children:
