@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
+from daemon.blame import Mark
 from daemon.clock import Clock
 from daemon.core.inputs import EpochBegan
 from daemon.divergence import diverged, in_words
@@ -27,6 +28,7 @@ from daemon.restarts import Restarts
 from daemon.results import Collator, DigestMismatch, ResultProcessor
 from journal.records import Digested, Divergence, Readied
 
+OWN_FAULTS = (Mark.FAULT, Mark.EXITED, Mark.PEER_GONE)  # nobody else did that
 OVER = ("stop", "fault", "failed")  # ends of the engine after which no epoch is needed
 
 
@@ -159,6 +161,9 @@ class Epochs:
         )
         pause_s = 0.0
         if self._engine.ending not in OVER:
+            in_vain = not progressed and self.number == 1 and loss.mark in OWN_FAULTS
+            if self.epoch is None or in_vain:
+                self._give_up_a_first_boot(loss.error, records)
             pause_s = self._pause_s(loss.error, progressed, records)
         if began and self._engine.ending not in ("fault", "failed"):
             self._engine.end_epoch(self.number, self.last_loss, records)
@@ -173,10 +178,12 @@ class Epochs:
         self._log.error("Diverged", **msgspec.structs.asdict(record))
         return [record, *loss.error.digests]
 
+    def _give_up_a_first_boot(self, cause: DaemonError, records: list[Digested | Divergence]) -> None:
+        """Where nothing would be lost, what is wrong with the set-up is better said at once."""
+        if self._ranks.spawns and not self._engine.live():
+            raise LastLoss(Exit.BOOT if cause.code == Exit.RANK else cause.code, self.last_loss, records) from cause
+
     def _pause_s(self, cause: DaemonError, progressed: bool, records: list[Digested | Divergence]) -> float:
-        if self.epoch is None and self._ranks.spawns and not self._engine.live():
-            # Nothing would be lost: what is wrong with the set-up is better said at once.
-            raise LastLoss(cause.code, self.last_loss, records) from cause
         now_s = trio.current_time()
         pause_s = self.restarts.take(now_s, progressed)
         if pause_s is None:

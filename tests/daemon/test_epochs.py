@@ -39,6 +39,7 @@ class Scripted:
         self.losing = ""
         self.ending = ""
         self.reported_seq = 1
+        self.mark = Mark.KILLED
         self._live = live
 
     def live(self) -> int:
@@ -53,7 +54,7 @@ class Scripted:
             geometry = Geometry(16, 4, 1, [StageGeometry(1000 + epoch, 0, [])])
             began(Epoch(epoch, geometry, FACTS, {(0, 0): {}}))
         await trio.sleep(1)
-        return Loss(error, Mark.KILLED, trio.current_time())
+        return Loss(error, self.mark, trio.current_time())
 
     async def end(self, why: str) -> None:
         self.events.append(("reaped", why))
@@ -134,6 +135,22 @@ async def test_the_last_loss_brings_its_records(autojump_clock: trio.testing.Moc
     ended = [value for name, value in scripted.events if name == "ended"]
     assert len(ended) == 1, "the last one is ended by the engine, without another to follow"
     assert ended[0][2][1:] == digests
+
+
+async def test_a_first_epoch_that_cannot_work_is_a_failed_boot(autojump_clock: trio.testing.MockClock) -> None:
+    """Ranks that were ready and raise before their first report: said at once, unless requests wait for them. A rank
+    that somebody kills, or one that fails later, is no failed boot.
+    """
+    raised = RankLost((0, 0), "failed at step 0: RuntimeError: no group")
+    for live, mark, reported, tried in ((0, Mark.FAULT, 0, 1), (1, Mark.FAULT, 0, 2), (0, Mark.KILLED, 0, 2)):
+        scripted = Scripted([(True, raised)], live=live)
+        scripted.mark, scripted.reported_seq = mark, reported
+        if tried == 1:
+            with pytest.raises(LastLoss, match="no group") as caught:
+                await run_to_the_end(scripted)
+            assert caught.value.code == Exit.BOOT
+        else:
+            assert (await run_to_the_end(scripted)).number == tried
 
 
 @pytest.mark.parametrize("ending", ["stop", "fault", "failed"])

@@ -16,7 +16,7 @@ from allocator.geometry import Geometry
 from daemon.layers import LayersError, parse_layers, split_layers
 from daemon.rank.errors import RankError
 from daemon.rank.sizes import Sized, plan_and_size
-from daemon.ranks import rank_settings
+from daemon.rank_settings import rank_settings
 from daemon.settings_table import Settings
 from tools.planning.described import Described, count_parameters, describe_model
 from tools.planning.errors import PlanError
