@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allocator.columns import i64
-from tools.faults.strikes import EXPECTED, KINDS, parse_kinds, plan
+from tools.faults.strikes import EXPECTED, KINDS, Strike, parse_kinds, plan
 from tools.faults.work import CLIENT, HTTP, WIRE, Sizes, draw_tasks
 
 
@@ -14,7 +14,7 @@ def test_every_kind_takes_its_turn() -> None:
     strikes = plan(5, len(KINDS), KINDS)
     assert [strike.kind for strike in strikes] == list(KINDS)
     assert set(EXPECTED) == set(KINDS)
-    assert {kind for kind in KINDS if plan(5, 1, (kind,))[0].breaks_http} == {
+    assert {kind for kind in KINDS if kind != "two:kill" and plan(5, 1, (kind,))[0].breaks_http} == {
         "frontend:kill", "frontend:stop", "launcher:kill",
     }  # fmt: skip
 
@@ -27,6 +27,18 @@ def test_moments_follow_from_the_seed_and_lie_anywhere() -> None:
     assert min(shares) < 0.03
     assert max(shares) > 0.92
     assert all(0 <= share < 0.96 for share in shares)
+
+
+def test_two_blows_draw_their_processes_and_the_pause_between() -> None:
+    """Over many rounds every pair of kinds comes, within the stated time; only pairs with a front end break HTTP."""
+    strikes = plan(3, 200, ("two:kill",))
+    pairs = {tuple(kind for _, kind, _ in strike.blows()) for strike in strikes}
+    assert len(pairs) == 9
+    assert all(0 <= strike.blows()[1][0] <= 3 for strike in strikes)
+    assert max(strike.pause_s for strike in strikes) > 2.8
+    for strike in strikes:
+        assert strike.breaks_http == ("frontend:kill" in [kind for _, kind, _ in strike.blows()])
+    assert Strike("rank:stop", 0.5, 3).blows() == [(0.0, "rank:stop", 3)]
 
 
 def test_kinds_by_part_of_a_name() -> None:

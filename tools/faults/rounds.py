@@ -25,6 +25,8 @@ from tools.faults.wire_clients import WireFrontEnd
 from tools.faults.work import CLIENT, HTTP, Story, Task
 from tools.own_server import OwnServer, ServerFailed
 
+STRIKE_WITHIN_S = 1.0  # of the end of the last client
+VICTIM_WITHIN_S = 10.0
 LAUNCHER_RESTS_S = 2.0  # how long a stopped launcher stays stopped
 GONE_WITHIN_S = 30.0
 GREEN_WITHIN_S = 120.0
@@ -94,7 +96,7 @@ class Rounds:
                 async with http_clients.open_client(self.server.url, 64) as http, trio.open_nursery() as clients:
                     for story in done.stories:
                         clients.start_soon(self._follow, http, done, story)
-            await struck.wait()
+            await self._await_strike(done, struck)
             nursery.cancel_scope.cancel()
         done.ended_s = time.monotonic()
         await self._settle(done)
@@ -131,27 +133,43 @@ class Rounds:
         finally:
             struck.set()
 
+    @staticmethod
+    async def _await_strike(done: Round, struck: trio.Event) -> None:
+        """Every client has ended or given up: the strike has come, or never will."""
+        with trio.move_on_after(STRIKE_WITHIN_S):
+            while not (done.struck_s or struck.is_set()):
+                await trio.sleep(LOOK_S)
+        if done.struck_s:
+            await struck.wait()
+        elif not struck.is_set():
+            done.problems.append("its strike never came: too little output")
+
     async def _deliver(self, done: Round, strike: Strike) -> None:
         if strike.kind.startswith("client"):
             done.struck_s, done.victim = time.monotonic(), "the campaign's own front ends"
             for wire in self._wires:
                 wire.vanish()
             return
-        found = await trio.to_thread.run_sync(victims, self.server, strike.kind)
+        for pause_s, kind, which in strike.blows():
+            await trio.sleep(pause_s)
+            await self._blow(done, kind, which)
+
+    async def _blow(self, done: Round, kind: str, which: int) -> None:
+        with trio.move_on_after(VICTIM_WITHIN_S):  # one that was struck before may not have its successor yet
+            while not (found := await trio.to_thread.run_sync(victims, self.server, kind)):
+                await trio.sleep(LOOK_S)
         if not found:
-            done.problems.append(f"no process to strike: {strike.kind}")
+            done.problems.append(f"no process to strike: {kind}")
             return
-        process = found[strike.which % len(found)]
-        done.victim = (
-            f"{strike.kind.partition(':')[0]} {strike.which % len(found) + 1} of {len(found)}, pid {process.pid}"
-        )
-        family = self.server.processes()
-        done.struck_s = time.monotonic()
-        deliver(process, strike.kind)
-        if strike.kind == "launcher:stop":
+        process, family = found[which % len(found)], self.server.processes()
+        named = f"{kind.partition(':')[0]} {which % len(found) + 1} of {len(found)}, pid {process.pid}"
+        done.victim = ", ".join(filter(None, [done.victim, named]))
+        done.struck_s = done.struck_s or time.monotonic()
+        deliver(process, kind)
+        if kind == "launcher:stop":
             await trio.sleep(LAUNCHER_RESTS_S)
             process.resume()
-        elif strike.kind == "launcher:kill":
+        elif kind == "launcher:kill":
             await trio.to_thread.run_sync(self._start_again, done, family)
 
     async def _keep_up(self, done: Round) -> None:

@@ -25,6 +25,7 @@ KINDS = (
     "launcher:kill",
     "launcher:stop",
     "client:vanish",
+    "two:kill",
 )
 EXPECTED = {
     "daemon:kill": "red, replaced, streams pause and go on",
@@ -36,21 +37,35 @@ EXPECTED = {
     "launcher:kill": "everything ends by itself; the next start recovers",
     "launcher:stop": "nothing: it only watches",
     "client:vanish": "nothing; the front end that comes back resumes",
+    "two:kill": "any process, and any again while the first is being replaced: as for each",
 }
 BREAKS_HTTP = ("frontend:", "launcher:kill")  # what takes HTTP connections along
+SECOND_WITHIN_S = 3.0  # of two strikes, drawn
 
 
 class Strike(NamedTuple):
-    """What happens in one round: `kind` out of KINDS, when a share of the round's output has come."""
+    """What happens in one round: `kind` out of KINDS, when a share of the round's output has come.
+
+    `which` of several processes of that kind, by number modulo their count; a second strike comes after `pause_s`.
+    """
 
     kind: str
     share: float
-    which: int = 0  # of several processes of that kind, by number modulo their count
+    which: int = 0
+    pause_s: float = 1.0
+
+    def blows(self) -> list[tuple[float, str, int]]:
+        """Each blow: how long after the one before, its kind and which."""
+        if not self.kind.startswith("two:"):
+            return [(0.0, self.kind, self.which)]
+        kinds = [f"{name}:kill" for name in MODULES]
+        first, second = self.which % len(kinds), self.which // len(kinds) % len(kinds)
+        return [(0.0, kinds[first], self.which), (self.pause_s, kinds[second], self.which)]
 
     @property
     def breaks_http(self) -> bool:
         """Whether HTTP connections may end with it."""
-        return self.kind.startswith(BREAKS_HTTP)
+        return any(kind.startswith(BREAKS_HTTP) for _, kind, _ in self.blows())
 
 
 def plan(seed: int, rounds: int, kinds: tuple[str, ...]) -> list[Strike]:
@@ -58,7 +73,8 @@ def plan(seed: int, rounds: int, kinds: tuple[str, ...]) -> list[Strike]:
     strikes = []
     for number in range(rounds):
         draw = random.Random(f"{seed}/strike/{number}")
-        strikes.append(Strike(kinds[number % len(kinds)], draw.uniform(0.0, 0.95), draw.randrange(1_000_000)))
+        share, which, pause_s = draw.uniform(0.0, 0.95), draw.randrange(1_000_000), draw.uniform(0.0, SECOND_WITHIN_S)
+        strikes.append(Strike(kinds[number % len(kinds)], share, which, pause_s))
     return strikes
 
 
