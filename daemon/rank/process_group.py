@@ -62,7 +62,7 @@ class ProcessGroup:
         self._stage: dist.ProcessGroup | None = None
         for stage in range(layout.stages):  # every rank takes part in the making of every group
             members = [layout._replace(stage=stage, rank=rank).number for rank in range(layout.ranks)]
-            made = self._call("making the groups", dist.new_group, members)
+            made = self._call("making the groups", dist.new_group, members, timeout=self._timeout)
             if stage == layout.stage:
                 self._stage = made
 
@@ -107,7 +107,7 @@ class ProcessGroup:
         self._sent.append((work, kept))
         while len(self._sent) > self.layout.stages + 1:
             oldest, _ = self._sent.popleft()
-            self._call("send to the next stage", oldest.wait, self._timeout)
+            self._wait("send to the next stage", oldest)
 
     def expect_previous(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Post the receive of a tensor that will be asked for."""
@@ -123,7 +123,7 @@ class ProcessGroup:
             self.expect_previous(shape, dtype)
         work, tensor = self._posted.popleft()
         assert (tensor.shape, tensor.dtype) == (shape, dtype), f"{tensor.shape} was expected, {shape} is asked for"
-        self._call("receive from the previous stage", work.wait, self._timeout)
+        self._wait("receive from the previous stage", work)
         return tensor
 
     def close(self) -> None:
@@ -132,6 +132,16 @@ class ProcessGroup:
         self._posted.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _wait(self, what: str, work: Any) -> None:
+        """On a CPU the host waits, on a GPU the stream: nccl's own watchdog keeps the time there, and ends the process.
+
+        A wait with a limit would hold up the host on a GPU too.
+        """
+        if self._device.type == "cuda":
+            self._call(what, work.wait)
+        else:
+            self._call(what, work.wait, self._timeout)
 
     def _call(self, what: str, call: Callable[..., T], *given: Any, **named: Any) -> T:
         """Call into `torch.distributed`, whose errors are RuntimeErrors of many kinds; raises GroupBroken."""

@@ -70,6 +70,8 @@ def hangs(group: ProcessGroup) -> Any:
     """The first rank never takes part; the others' timeout ends their wait."""
     if group.layout.number == 0:
         return "waited"
+    if group.layout.stages == 1:
+        return group.all_reduce(torch.ones(4)).tolist()
     return group.receive_previous((4,), torch.float32).tolist()
 
 

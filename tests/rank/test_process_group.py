@@ -88,11 +88,12 @@ def test_a_peer_that_died_is_named_by_the_call_that_missed_it(
     assert survivor.startswith(f"GroupBroken: rank 0.0 of {stages} x {ranks} in {call}, within {WITHIN_S} s")
 
 
-def test_a_peer_that_does_not_take_part_is_a_fault_in_time(tmp_path: Path) -> None:
-    """It is alive and connected, but sends nothing: the receiver gives up at --collective-timeout."""
-    waited, gave_up = run("hangs", f"file://{tmp_path}/meet", 2, 1, timeout_ms=1_000)
+@pytest.mark.parametrize(("stages", "ranks", "call"), [(1, 2, "all_reduce"), (2, 1, "receive from the previous stage")])
+def test_a_peer_that_does_not_take_part_is_a_fault_in_time(tmp_path: Path, stages: int, ranks: int, call: str) -> None:
+    """It is alive and connected, but does nothing: whoever waits for it gives up at --collective-timeout."""
+    waited, gave_up = run("hangs", f"file://{tmp_path}/meet", stages, ranks, timeout_ms=2_000)
     assert waited == "waited"
-    assert "in receive from the previous stage, within 1 s (--collective-timeout)" in gave_up
+    assert f"in {call}, within 2 s (--collective-timeout)" in gave_up
 
 
 def test_one_rank_needs_nobody() -> None:
