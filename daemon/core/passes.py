@@ -36,9 +36,12 @@ def begin(core: CoreState) -> None:
 
 
 def skip(core: CoreState, request: Request, reason: str, numbers: dict[str, int], now_ns: int, out: Outputs) -> None:
-    """The pass leaves a waiting request where it is: note it, and say so once per change of reason."""
+    """The pass leaves a waiting request where it is: note it, and say so once per change of reason.
+
+    That another micro-batch is to take it is no reason to tell: it comes and goes with every step.
+    """
     core.skipped[request.number] = (reason, numbers)
-    if request.last_wait != reason:
+    if request.last_wait != reason and reason != "microbatch":
         request.last_wait = reason
         out.decisions.append(Decided(now_ns, Verdict.WAITS, request.number, reason, numbers))
 

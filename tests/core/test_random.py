@@ -56,6 +56,7 @@ def test_random_workloads_end_cleanly_when_told_to(end: str) -> None:
         for _ in range(60):
             workload.act()
         world = workload.world
+        world.settle()
         if end == "epoch":
             world.feed(inputs.EpochEnded(world.now_ns, world.epoch, "a rank died"))
             world.begin()
@@ -67,6 +68,7 @@ def test_random_workloads_end_cleanly_when_told_to(end: str) -> None:
         else:
             world.feed(inputs.Controlled(world.now_ns, "stop"))
         assert world.core.gauges()["live"] == 0
+        world.settle()
         world.run()
         world.check_rest()
 

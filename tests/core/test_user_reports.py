@@ -173,18 +173,59 @@ def test_C6_a_request_ends_while_the_next_forward_runs_and_its_row_is_reused() -
         assert world.finished("probe").reason == "stop"
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])
-def test_C7_stale_results_after_a_retraction_neither_crash_nor_duplicate(in_flight: int) -> None:
+@pytest.mark.parametrize(("in_flight", "stages", "pages"), [(1, 1, 34), (2, 1, 34), (3, 2, 44), (3, 2, 45)])
+def test_C7_stale_results_after_a_retraction_neither_crash_nor_duplicate(
+    in_flight: int, stages: int, pages: int
+) -> None:
     """A request is retracted with results in flight: they are discarded and the tokens come once."""
-    config = CoreConfig(page_size=1, max_running_requests=3, max_batched_tokens=32, overlap=in_flight == 2)
-    world = World(config, pages=34)
+    config = CoreConfig(page_size=1, max_running_requests=3, max_batched_tokens=32, overlap=in_flight >= 2)
+    world = World(config, pages=pages, stages=stages)
     for k in range(3):
-        world.send(f"r{k}", 4, 20)
+        world.send(f"r{k}", 4, 20, priority=9 * (stages > 1 and k == pages % 3))
     drive(world, lambda: bool(world.verdicts("retracted")))
     assert world.core.gauges()["in_flight"] == in_flight
     world.run()
     world.check_rest()
     assert in_flight == 1 or world.core.gauges()["surplus_tokens_total"] > 0
+
+
+def test_R6_control_calls_at_any_time_do_not_stall_a_pipeline_of_four() -> None:
+    """Flushes of arena and cache, snapshots and in the end a drain, at every moment of a load: all is served."""
+    config = CoreConfig(page_size=4, max_running_requests=20, max_batched_tokens=64, chunked_prefill_size=16)
+    world, asked = World(config, pages=200, stages=4), 0
+    for k in range(20):
+        world.send(f"r{k}", 3 + 4 * k, 12)
+    for moment in range(1000):
+        if not world.turn():
+            break
+        if moment % 3 == 0:
+            world.feed(inputs.FlushAsked(world.now_ns, 8))
+        elif moment % 3 == 1:
+            asked += 1
+            world.feed(inputs.Controlled(world.now_ns, "snapshot"))
+        else:
+            world.feed(inputs.Controlled(world.now_ns, "flush_cache" if moment < 60 else "drain"))
+    assert 0 < sum(step.snapshot for step in world.steps) <= asked
+    assert not world.verdicts("stalled")
+    assert {world.finished(f"r{k}").reason for k in range(20)} == {"length"}
+    world.check_rest()
+
+
+def test_A2_an_end_that_is_no_success_is_told_apart_from_one() -> None:
+    """Given up ranks, a stop, a client's abort: each its own reason, and never that of a finished request."""
+    ends: list[inputs.Input] = [
+        inputs.EpochEnded(0, 1, "no rank came up", False),
+        inputs.Controlled(0, "stop"),
+        inputs.Aborted(0, "fe", "a", "client"),
+    ]
+    reasons = []
+    for item in ends:
+        world = World(SMALL)
+        world.send("a", 5, 9)
+        world.tick()
+        world.feed(item)
+        reasons.append(world.finished("a").reason)
+    assert reasons == ["fault", "drained", "abort"]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class Workload:
         """So many actions, then rest."""
         for _ in range(actions):
             self.act()
+        self.world.settle()
         self.world.run()
         self.world.check_rest()
         return self.world

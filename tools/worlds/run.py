@@ -107,9 +107,7 @@ class Player:
 
     def rest(self) -> None:
         """Turn until nothing happens any more, then the last checks, and those of a world that was emptied."""
-        self.world.resume_all()
-        if not self.world.core.gauges()["ready"]:
-            self.world.begin()
+        self.world.settle()
         self.world.run(TURNS_MAX)
         for checker in self.checkers:
             checker.rest(self.world)

@@ -80,7 +80,7 @@ class Stage:
 
     def close(self) -> None:
         """Clients come back and the world comes to rest with everything free; whatever does not raises."""
-        self.world.resume_all()
+        self.world.settle()
         self.world.run(TURNS_MAX)
         for checker in self.checkers:
             checker.rest(self.world)

@@ -22,6 +22,7 @@ from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.resuming import NOT_KNOWN
 from daemon.core.scheduler import SchedulerCore
+from daemon.snapshots import core_state, restore_core
 from ipc.messages import (
     Accepted,
     Continued,
@@ -34,6 +35,7 @@ from ipc.messages import (
 )
 from tools.worlds.rank_double import FULL_ONLY, RankDouble, Shape, geometry, next_token
 
+encode = msgspec.msgpack.encode
 NAMES_OF_LOG_LINES = {"request", "reason", "by", "event"}
 NEUTRAL = Sampling(temperature=0.0)
 START_NS = 1_000_000_000
@@ -78,7 +80,7 @@ class Client:
 
 def _through_the_journal(item: inputs.Input) -> inputs.Input:
     """The same, written and read again."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(item), type=type(item))
+    return msgspec.msgpack.decode(encode(item), type=type(item))
 
 
 class World:
@@ -108,6 +110,7 @@ class World:
         self.inputs: list[inputs.Input] = []
         self.life_began = 0  # how many of them earlier lives were fed
         self.earlier: Counter[str] = Counter()  # totals of those lives
+        self.snapshots: list[tuple[int, bytes]] = []  # of this life: behind how many inputs, and the core's state
         self.log = bytearray()  # canonical bytes of every step and decision of this life
         self.processed = 0
         self.steps: list[Step] = []
@@ -138,7 +141,7 @@ class World:
         assert (out.step is None) or isinstance(item, inputs.Ticked), "only a tick emits a step"
         self.wants_tick, self.due_ns = out.wants_tick, out.due_ns
         for decision in out.decisions:
-            self.log += msgspec.msgpack.encode(decision)
+            self.log += encode(decision)
             self.decisions.append(decision)
             if decision.verdict == "resumed":  # what the client holds is what was said
                 client, choice = self.by_request[decision.request]
@@ -149,11 +152,13 @@ class World:
         for reply in out.replies:
             self._take_reply(self.core.frontends[reply.frontend], reply.message)
         if out.step is not None:
-            self.log += msgspec.msgpack.encode(out.step)
+            self.log += encode(out.step)
             self.steps.append(out.step)
             self.launched_ns[out.step.seq] = self.now_ns
             assert self.rank is not None
             self.rank.apply(out.step, self.processed)
+            if out.step.snapshot:
+                self.snapshots.append((len(self.inputs), core_state(self.core)))
         losable = isinstance(item, inputs.Ticked | inputs.Reported | inputs.FlushAsked)
         ends = any(decision.verdict == "ended" for decision in out.decisions)
         self.quiet = self.quiet + 1 if losable and not ends else 0
@@ -305,9 +310,9 @@ class World:
         for item in self.inputs[self.life_began :]:
             out = core.feed(_through_the_journal(item))
             for decision in out.decisions:
-                log += msgspec.msgpack.encode(decision)
+                log += encode(decision)
             if out.step is not None:
-                log += msgspec.msgpack.encode(out.step)
+                log += encode(out.step)
         return bytes(log), core
 
     def end_epoch(self, recovers: bool = True) -> Outputs:
@@ -320,15 +325,19 @@ class World:
 
         Every client hears nothing of a choice until it comes back for it.
         """
-        kept = self.inputs[self.life_began : len(self.inputs) - lost_inputs]
-        old = SchedulerCore(self.config, Checks(STRICT))
-        for item in kept:
-            old.feed(_through_the_journal(item))
+        end = len(self.inputs) - lost_inputs
+        old = self._replayed_from(SchedulerCore(self.config, Checks(STRICT)), self.life_began, end)
+        for place, data in self.snapshots:
+            if place <= end:
+                other = self._replayed_from(restore_core(data, Checks(STRICT)), place, end)
+                assert other.state_digest() == old.state_digest(), "a snapshot leads to the state that all inputs do"
+                assert encode(other.recoverable()) == encode(old.recoverable()), "and leaves the same"
         left = inputs.Recovered(self.now_ns, old.recoverable(), old.next_request)
         for name, count in self.core.gauges().items():
             self.earlier[name] += count if name.endswith("_total") else 0
         self.core = SchedulerCore(self.config, Checks(STRICT))
         self.life_began = len(self.inputs)
+        self.snapshots.clear()
         self.log.clear()
         self.rank, self.processed = None, 0
         self.launched_ns.clear()
@@ -338,6 +347,18 @@ class World:
                 client.away.add(choice)
                 client.told[choice] = i64(was.tokens).tolist()
         return self.feed(_through_the_journal(left))
+
+    def _replayed_from(self, core: SchedulerCore, first: int, end: int) -> SchedulerCore:
+        """The core that was fed inputs [first, end) as the journal has them."""
+        for item in self.inputs[first:end]:
+            core.feed(_through_the_journal(item))
+        return core
+
+    def settle(self) -> None:
+        """Every client comes back, and ranks, if there are none: what lives is served when the world runs."""
+        self.resume_all()
+        if not self.core.gauges()["ready"]:
+            self.begin()
 
     def resume_all(self) -> None:
         """Every client that is away comes back, as far as the core knows of it."""
