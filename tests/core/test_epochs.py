@@ -218,3 +218,25 @@ def test_the_arena_that_prices_arrivals_is_part_of_the_state() -> None:
         digests.add(world.core.state_digest())
     assert len(digests) == 2
     assert geometry(64) != geometry(65)
+
+
+def test_a_snapshot_is_asked_for_by_the_next_step_of_any_epoch() -> None:
+    """A step that comes anyway, a bare one where there is none, and one wish is one step, also over an epoch's end."""
+    world = busy()
+    before = len(world.steps)
+    world.feed(inputs.Controlled(world.now_ns, "snapshot"))
+    lose(world)
+    assert not world.wants_tick
+    world.begin()
+    world.run()
+    asked = [step.seq for step in world.steps[before:] if step.snapshot]
+    assert asked == [1], "of the next epoch"
+    assert world.wants_tick is False
+    assert world.feed(inputs.Controlled(world.now_ns, "snapshot")).wants_tick
+    step = world.tick().step
+    assert step is not None
+    assert step.snapshot
+    assert step.forward is None
+    world.run()
+    assert sum(step.snapshot for step in world.steps) == 2
+    world.check_rest()
