@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,28 @@ def test_planted_faults_on_two_tensor_ranks(tmp_path: Path, case: Case) -> None:
     quiet = reference(tmp_path)
     result = run_case(made, case, 1, quiet, lambda row: None)
     assert_clean(result)
+
+
+CANARY = """
+import os, sys
+if "daemon.rank" in sys.orig_argv:
+    import numpy as np
+    from daemon.rank import modeled
+    keys = modeled.row_keys
+    modeled.row_keys = lambda seeds, *rest: keys(seeds + np.uint64(os.getpid()), *rest)
+"""
+
+
+def test_a_rank_that_draws_differently_in_its_next_life_is_found(tmp_path: Path) -> None:
+    """The campaign's own canary: noise that depends on the process changes what was sampled behind the strike."""
+    (tmp_path / "sitecustomize.py").write_text(CANARY)
+    made = replace(plan(tmp_path, Strike("rank:kill", 0.4), clients=16), environ={"PYTHONPATH": str(tmp_path)})
+    result = campaign.run(made, lambda row: None)
+    struck = result.rounds[1]
+    assert struck["parted"] == struck["requests"] - struck["equal"] > 0, struck
+    assert all("sampled" in text for text in struck["bad"])
+    assert not result.clean
+    assert result.replay_code == 0, result.replay
 
 
 REFERENCES: dict[int, list[list[int]]] = {}
