@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from daemon.rank import remote
@@ -16,6 +19,8 @@ from daemon.rank.command_line import EXIT_AGAIN, EXIT_FAULT, EXIT_NOT_JOINED, EX
 from daemon.rank.errors import BadOption
 from daemon.rank.layout import Layout, layout_of, local_number, local_ranks
 from daemon.rank.remote import FROZEN_S, PAUSE_FIRST_S, PAUSE_MOST_S, Epochs, is_stopped, place_of
+from tests.e2e.harness import eventually
+from tools.own_server import ROOT
 from tools.rank_driver import settings
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -157,3 +162,33 @@ def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_stopped(child.pid)
     assert child.stdin is not None
     child.stdin.close()
+
+
+def joining(parent: int) -> psutil.Process | None:
+    """The rank process of a command once it has a socket of ZeroMQ, long after it asked to die with its parent."""
+    for process in psutil.Process(parent).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "daemon.rank" in process.cmdline() and "ZMQbg/IO/0" in thread_names(process.pid):
+                return process
+    return None
+
+
+def thread_names(pid: int) -> list[str]:
+    """What the threads of a process call themselves."""
+    return [path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+
+
+@pytest.mark.e2e
+def test_a_stopped_rank_dies_with_the_command_that_started_it(tmp_path: Path) -> None:
+    """kill -9 of `bandmaster rank` while its process cannot notice anything (X4): nothing is left."""
+    command = [sys.executable, "-m", "tools.cli", "rank", "--stage", "0", "--rank", "0"]
+    command += ["--endpoint", f"ipc://{tmp_path}/nobody.sock"]
+    parent = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        child = eventually(lambda: joining(parent.pid), "a process tries to join")
+        child.send_signal(signal.SIGSTOP)
+    finally:
+        parent.kill()
+        parent.wait()
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()
