@@ -148,8 +148,9 @@ def _bands(reports: list[Report]) -> list[tuple[int, int, int, int]]:
     columns = {report.stage: i32(report.bands) for report in reversed(reports) if report.bands}
     if not columns:
         return []
-    total = np.sum(list(columns.values()), axis=0).reshape(-1, 4)
-    return [(int(live), int(hole), int(pending), int(beyond)) for live, hole, pending, beyond in total]
+    first, *others = columns.values()
+    total = np.add(first, sum(others)) if others else first
+    return [(live, hole, pending, beyond) for live, hole, pending, beyond in total.reshape(-1, 4).tolist()]
 
 
 class ResultProcessor:

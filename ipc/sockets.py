@@ -192,9 +192,13 @@ class Socket:
 
     async def _operate(self, direction: int, attempt: Callable[[], T]) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
-        tries = 0
+        tries, slept = 0, False
         while True:
             self._check_open()
+            if direction == zmq.POLLIN and not self._events() & direction:  # costs less than to try and fail
+                slept = True
+                await self._sleep_until_ready(direction, 0)
+                continue
             try:
                 result = attempt()
             except zmq.Again:
@@ -205,7 +209,7 @@ class Socket:
                 self._settle()
                 raise
             self._settle()
-            if not tries:
+            if not tries and not slept:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             return result
 

@@ -306,15 +306,26 @@ class RankStream:
     async def send(self, message: FromRank) -> None:
         """Send the daemon a message, reports in dense order. Waits at the high-water mark; cancelled means not sent."""
         if isinstance(message, Report):
-            if message.seq != self._reported + 1 or message.seq > self._received:
-                raise StreamBroken(
-                    f"{self._who()}: report of step {message.seq} after step {self._reported}, "
-                    f"received through {self._received}"
-                )
+            self._check_report(message)
             await self._socket.send([codec.encode(message)])
             self._reported = message.seq
             return
         await self._socket.send([codec.encode(message)])
+
+    def send_now(self, report: Report) -> bool:
+        """As `send` of a report, without waiting or raising; False: not sent, and `send` would wait or raise."""
+        due = self._reported < report.seq <= min(self._reported + 1, self._received) and not self._socket.closed
+        if not due or not self._socket.try_send([codec.encode(report)]):
+            return False
+        self._reported = report.seq
+        return True
+
+    def _check_report(self, report: Report) -> None:
+        if report.seq != self._reported + 1 or report.seq > self._received:
+            raise StreamBroken(
+                f"{self._who()}: report of step {report.seq} after step {self._reported}, "
+                f"received through {self._received}"
+            )
 
     async def wait_daemon_gone(self) -> None:
         """Return when the connection to the daemon has ended: it died or stopped listening."""

@@ -17,6 +17,7 @@ import trio
 
 from allocator.geometry import Geometry
 from daemon.faults import Faults
+from daemon.processes import collect_seldom
 from daemon.rank.command_line import (
     EXIT_AGAIN,
     EXIT_FAULT,
@@ -58,11 +59,12 @@ class RankLoop:
         self._exit_code = EXIT_STOPPED
         self._settings: RankSettings
         self._prepared: Prepared
-        send, self._products = trio.open_memory_channel[Product](math.inf)  # bounded by the steps in flight
+        # Bounded by the steps in flight.
+        self._made, self._products = trio.open_memory_channel[Product](math.inf)
         token = trio.lowlevel.current_trio_token()
 
         def deliver(product: Product) -> None:
-            token.run_sync_soon(send.send_nowait, product)
+            token.run_sync_soon(self._take, product)
 
         self._thread = WorkThread(deliver)
 
@@ -121,6 +123,15 @@ class RankLoop:
         settings = self._settings
         return BeginWork(lambda: StepWorker(runner, begin, settings, length, *self._place))
 
+    def _take(self, product: Product) -> None:
+        """What the work thread made: a report goes out at once when nothing is before it, all else by `_deliver`."""
+        before = self._products.statistics()
+        idle = before.tasks_waiting_receive > 0 and not before.current_buffer_used
+        if isinstance(product, Report) and idle and self._stream.send_now(product):
+            self._reported = product.seq
+        else:
+            self._made.send_nowait(product)
+
     async def _deliver(self, scope: trio.CancelScope) -> None:
         """What the work thread made, to the daemon, in order; a failure is reported once and ends the loop."""
         async for product in self._products:
@@ -131,6 +142,7 @@ class RankLoop:
                 case Prepared():
                     await self._ready(product)
                 case Begun():
+                    collect_seldom()
                     log.info("begun")
                 case Diverged():
                     log.error("logical digest differs from the daemon's", seq=product.seq)
