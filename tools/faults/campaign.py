@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import urllib.request
 import uuid
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from tools.faults.ties import Tie, explain
 from tools.faults.work import Sizes, draw_tasks
 from tools.own_server import ROOT, OwnServer, ServerFailed
 
+FLUSHED_WITHIN_S = 10.0
+FLUSH_LOOK_S = 0.05
 REPLAY_WITHIN_S = 1200.0
 
 
@@ -171,7 +174,13 @@ def _at_the_end(server: OwnServer, result: Result) -> None:
         flush = urllib.request.Request(f"{server.url}/flush_cache", method="POST")
         with urllib.request.urlopen(flush, timeout=30) as answer:
             answer.read()
-        result.units_after_flush = {**units_left(server, 1), **by_band(server.metrics(), "units", ("live",))}
+        deadline = time.monotonic() + FLUSHED_WITHIN_S
+        while True:  # the ranks report a step behind the answer
+            live = by_band(server.metrics(), "units", ("live", "pending"))
+            result.units_after_flush = {**live, **units_left(server, 1)}
+            if not any(result.units_after_flush.values()) or time.monotonic() > deadline:
+                break
+            time.sleep(FLUSH_LOOK_S)
         if any(result.units_after_flush.values()):
             result.problems.append(f"units held after the cache was flushed: {result.units_after_flush}")
         if code := server.stop():
