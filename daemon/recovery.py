@@ -138,13 +138,14 @@ class _Life:
         first = self._found.life_segment
         if behind:
             first = max(first, segment.segment_behind(self._storage, behind))
-        opened = 0
+        opened = int(behind > 0)  # a snapshot covers the record that its life begins with, also where it is read again
         for record in Walk(self._storage, first=first).records():
+            if record.sequence <= behind:
+                continue
             opened += record.kind == Kind.OPENED
-            if record.sequence > self._found.last_sequence or opened > 1 or (opened and behind):
+            if record.sequence > self._found.last_sequence or opened > 1:
                 return
-            if record.sequence > behind:
-                yield record
+            yield record
 
     # --- by replay -----------------------------------------------------------------------------------------------
 

@@ -103,6 +103,23 @@ def test_a_restart_reads_only_what_is_behind_the_newest_snapshot(seed: int) -> N
     assert recovery.next_request == world.core.next_request
 
 
+@pytest.mark.parametrize("segment_bytes", [4 << 10, 16 << 10, 64 << 20])
+def test_a_snapshot_may_stand_in_any_segment_of_its_life(segment_bytes: int) -> None:
+    """Also in the one that the life begins in: what was written behind it there is not passed over."""
+    settings, in_the_first = JournalSettings(segment_bytes=segment_bytes), 0
+    disk = ModeledDisk()
+    world = World(disk, 0, "a", settings, snapshot_bytes=8 << 10)
+    for at in range(60):
+        world.iterate()
+        if at % 5 == 4:
+            recovery = reopened(disk)
+            assert recovery.groups == world.core.recoverable()
+            assert recovery.next_request == world.core.next_request
+            assert recovery.records == world.writer.written_through - recovery.snapshot
+            in_the_first += bool(recovery.snapshot) and segment_behind(disk, recovery.snapshot) == 1
+    assert in_the_first or segment_bytes < 8 << 10, "no snapshot stood in the first segment"
+
+
 def damaged(data: bytearray) -> None:
     data[len(data) // 2] ^= 1
 
