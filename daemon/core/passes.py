@@ -54,8 +54,11 @@ def places(core: CoreState) -> dict[int, int]:
 def waits_for(core: CoreState, request: Request, ahead: int) -> tuple[str, dict[str, int]]:
     """What a live request waits for, in a word and numbers; `ahead` of it stand so many, if it is queued.
 
-    `queue`: nobody looked at it, the newest pass ended before it, at request `stopped_at` (0: it came later).
+    `queue`: nobody looked at it, the newest pass ended before it, at request `stopped_at` (0: it came later). `ranks`:
+    there is no epoch.
     """
+    if core.memory is None:
+        return "ranks", {}
     if request.state in QUEUED:
         ended_at = next(reversed(core.skipped), 0)
         return core.skipped.get(request.number) or ("queue", {"ahead": ahead, "stopped_at": ended_at})

@@ -504,6 +504,7 @@ WAITED = {
     "budget": ({"limit": 2048}, "the step's budget of 2,048 tokens was used up before it"),
     "throttled": ({"steps": 1}, "admissions are throttled for 1 more step after a shortage"),
     "rows": ({"limit": 64}, "all 64 rows are taken"),
+    "ranks": ({}, "there are no ranks now: the next epoch has not begun"),
     "microbatch": (
         {"rows": 22, "limit": 22},
         "the micro-batch of the step has 22 rows, its share of 22; the next one may take it",

@@ -78,6 +78,7 @@ WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
     "budget": lambda n, b: f"the step's budget of {n.get('limit', 0):,} tokens was used up before it",
     "throttled": lambda n, b: f"admissions are throttled for {units(n.get('steps', 0), 'more step')} after a shortage",
     "rows": lambda n, b: f"all {units(n.get('limit', 0), 'row')} are taken",
+    "ranks": lambda n, bands: "there are no ranks now: the next epoch has not begun",
     "microbatch": lambda n, bands: (
         f"the micro-batch of the step has {n['rows']:,} rows, its share of {n['limit']:,}; the next one may take it"
     ),
