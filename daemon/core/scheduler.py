@@ -167,9 +167,12 @@ class SchedulerCore:
         index = self._state.frontend_index.get(item.frontend)
         if index is None:
             return
-        for group in [group for (owner, _), group in self._state.groups.items() if owner == index]:
-            end_group(self._state, group, EndReason.ABORT, "by frontend: it was lost", item.now_ns, out)
-            forget(self._state, group)
+        for key in [key for key in self._state.groups if key[0] == index]:
+            group = self._state.groups.get(key)  # the bound on ended ones may have taken it meanwhile
+            if group is not None:
+                end_group(self._state, group, EndReason.ABORT, "by frontend: it was lost", item.now_ns, out)
+            if key in self._state.groups:
+                forget(self._state, self._state.groups[key])
         self._state.lose_frontend(index)
 
     # --- the daemon's own orders ----------------------------------------------------------------------------------

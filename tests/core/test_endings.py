@@ -91,6 +91,25 @@ def test_a_lost_front_end_loses_its_requests_only() -> None:
     assert world.finished("x0", frontend="gone").detail == "by frontend: it was lost"
 
 
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_lost_front_end_whose_ends_pass_the_bound_is_given_up_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Each end of a live request may push out an ended one, of its own front end too."""
+    world = World(SMALL)
+    for k in range(2):
+        world.send(f"live{k}", 3, 20)
+    for k in range(2):
+        world.send(f"done{k}", 3, 1)
+    drive(world, lambda: len(world.core.state.ended_groups) == 2)
+    monkeypatch.setattr("daemon.core.endings.ENDED_GROUPS_MAX", most)
+    world.feed(inputs.FrontEndLost(world.now_ns, "fe"))
+    assert not any(world.knows("fe", id) for _, id in world.clients)
+    assert world.core.state.ended_bytes == 0
+    world.run()
+    world.check_rest()
+
+
 def test_drain_finishes_what_it_has_and_its_expiry_ends_the_rest() -> None:
     """Drain admits nothing new and finishes; when its time is over what lives ends as drained."""
     world = busy()
