@@ -115,6 +115,21 @@ def close_group(core: CoreState, group: Group) -> None:
     group.generate = msgspec.structs.replace(group.generate, prompt=b"", stop_ids=b"")
     core.ended_groups[group.frontend, group.id] = group
     core.ended_bytes += _kept_bytes(group)
+    _bound(core)
+
+
+def replace_end(core: CoreState, group: Group, choice: int, ended: Finished, output: bytes) -> None:
+    """Keep another end and output of a choice that has ended, without log probabilities."""
+    before = _kept_bytes(group)
+    group.ended[choice], group.outputs[choice] = ended, output
+    group.logprobs.pop(choice, None)
+    if group.live == 0:
+        core.ended_bytes += _kept_bytes(group) - before
+        _bound(core)
+
+
+def _bound(core: CoreState) -> None:
+    """Of ended ids that nobody acknowledges the oldest are forgotten, and what was closed just now is the newest."""
     while len(core.ended_groups) > ENDED_GROUPS_MAX or core.ended_bytes > ENDED_BYTES_MAX:
         forget(core, next(iter(core.ended_groups.values())))
 

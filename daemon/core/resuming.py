@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from allocator.columns import Int64s, i64, pack_i32
-from daemon.core.endings import end
+from daemon.core.endings import end, replace_end
 from daemon.core.inputs import Resumed
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import EndReason, RefusalCode, Verdict
@@ -45,7 +45,7 @@ def resumed(core: CoreState, item: Resumed, out: Outputs) -> None:
         if request is not None:
             request.confirmed = -1
     elif request is None:
-        _conflict_behind_the_end(group, item.choice, held, agreed)
+        _conflict_behind_the_end(core, group, item.choice, held, agreed)
     elif 0 <= request.confirmed <= agreed and _can_be(core, request, held):
         _adopt(core, request, held, len(ours), item.now_ns, out)
     else:
@@ -103,15 +103,14 @@ def _conflict(held: Int64s, ours: Int64s, agreed: int) -> str:
     )
 
 
-def _conflict_behind_the_end(group: Group, choice: int, held: Int64s, agreed: int) -> None:
+def _conflict_behind_the_end(core: CoreState, group: Group, choice: int, held: Int64s, agreed: int) -> None:
     """The choice ended before its client came back with other tokens: the client is told that, and nothing more."""
     ended = group.ended[choice]
     if agreed >= ended.output_tokens:
         return  # what it holds beyond is behind a stop string that it found itself
     detail = _conflict(held, i64(group.outputs[choice]), agreed)
-    group.ended[choice] = msgspec.structs.replace(ended, reason=EndReason.FAULT, detail=detail, output_tokens=len(held))
-    group.outputs[choice] = held.tobytes()
-    group.logprobs.pop(choice, None)
+    fault = msgspec.structs.replace(ended, reason=EndReason.FAULT, detail=detail, output_tokens=len(held))
+    replace_end(core, group, choice, fault, held.tobytes())
 
 
 def _can_be(core: CoreState, request: Request, held: Int64s) -> bool:

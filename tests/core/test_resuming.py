@@ -183,3 +183,15 @@ def test_outputs_of_ended_requests_are_kept_within_a_bound(monkeypatch: pytest.M
         world.send(f"r{k}", 4, 5)
         world.run()
     assert [world.knows("fe", f"r{k}") for k in range(5)] == [False, False, True, True, True]
+
+
+def test_what_is_kept_of_a_conflict_counts_towards_the_bound() -> None:
+    """Whatever a client says that it holds, what is held of ended requests is counted as it is."""
+    world = World(CONFIG)
+    world.send("a", 4, 5, sampling=Sampling(temperature=0.0, logprobs=2))
+    world.run()
+    for held in ([96] * 9, [95], [94] * 7):
+        world.core.feed(inputs.Resumed(world.now_ns, "fe", "a", 0, pack_i64(held)))
+        assert world.core.state.ended_bytes == 8 * len(held)
+    world.feed(inputs.Acknowledged(world.now_ns, "fe", ["a"]))
+    assert world.core.state.ended_bytes == 0
