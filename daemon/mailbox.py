@@ -25,7 +25,7 @@ class Collated:
     """One step is complete over its ranks: their digests, to be journaled first, and the input made of them.
 
     `bands` has, per band and summed over stages, live, hole, pending and beyond units; `forward_us` is the slowest
-    rank's; `snapshots` has, by stage, the physical chain's state where the step asked for it.
+    rank's; `snapshots` has, by stage, its packed state where the step asked for it.
     """
 
     digests: list[Digested]

@@ -425,7 +425,7 @@ class Report(msgspec.Struct, tag=True, array_like=True, frozen=True):
     logprobs: list[RowLogprobs] = []
     forward_us: int = 0
     bands: bytes = b""
-    snapshot: bytes = b""  # of the physical chain, where the step asked for it
+    snapshot: bytes = b""  # packed state of the stage, where the step asked for it; none over PACKED_BYTES_MAX
 
 
 class OpTrace(msgspec.Struct, array_like=True, frozen=True):

@@ -126,9 +126,14 @@ def write(storage: Storage, header: Header, body: bytes) -> tuple[str, int]:
 
 
 def prune(storage: Storage, keep: int = KEPT) -> list[str]:
-    """Remove all but the newest files; returns the names of those that went."""
+    """Remove all but the newest files, and what a killed writer left; returns the names of those that went.
+
+    While none is being written.
+    """
     assert keep >= 1, "the newest snapshot stays"
-    gone = list(snapshot_names(storage.names()).values())[:-keep]
+    names = storage.names()
+    torn = [name for name in names if _NAME.fullmatch(name.removesuffix(TEMPORARY_SUFFIX))]
+    gone = list(snapshot_names(names).values())[:-keep] + [name for name in torn if name.endswith(TEMPORARY_SUFFIX)]
     for name in gone:
         storage.remove(name)
     return gone

@@ -28,6 +28,7 @@ from daemon.rank.stage_state import stage_state
 from daemon.rank.traces import Trace, Traces
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import Begin, RankSettings, Report, Step
+from ipc.packing import PACKED_BYTES_MAX, pack
 
 
 class InFlight(NamedTuple):
@@ -40,7 +41,7 @@ class InFlight(NamedTuple):
     batch: Batch | None
     launched: Launched | None
     launched_ns: int
-    snapshot: bytes  # of the stage behind this step, where it was asked for
+    snapshot: bytes  # of the stage behind this step, packed, where it was asked for
 
 
 class StepWorker:
@@ -108,8 +109,14 @@ class StepWorker:
             self._newest_forward = step.seq
         elif step.processed_through == self._newest_forward:
             self._check_idle()
-        snapshot = stage_state(self.chain, self.mirror, self.rows) if step.snapshot and self.rank == 0 else b""
-        return InFlight(step, logical, layout, bands, batch, launched, start_ns, snapshot)
+        return InFlight(step, logical, layout, bands, batch, launched, start_ns, self._snapshot(step))
+
+    def _snapshot(self, step: Step) -> bytes:
+        """The stage packed, where the step asks this rank for it; nothing when a report could not carry it."""
+        if not step.snapshot or self.rank != 0:
+            return b""
+        packed = pack(stage_state(self.chain, self.mirror, self.rows))
+        return packed if len(packed) <= PACKED_BYTES_MAX else b""
 
     def _check_idle(self) -> None:
         """With no forward in flight and nothing live or in use by the ops: the layout is recounted, and holds nothing.

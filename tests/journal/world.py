@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,12 @@ from daemon.mailbox import Collated
 from daemon.rank.rows import RowTable
 from daemon.rank.stage_state import stage_state
 from daemon.recovery import recover
+from daemon.snapshot_draft import Begin, Moment, Written, write
 from daemon.snapshot_keeper import SnapshotKeeper
+from daemon.snapshots import core_state, restore_core
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
+from ipc.packing import pack
 from journal.opening import open_journal
 from journal.records import DECISION_VERSION, SCHEMA_VERSION, Closed, Digested, Kind, Opened, Snapshotted, encode
 from journal.storage import Storage
@@ -83,6 +86,27 @@ async def in_place(function: Callable[[], Any]) -> Any:
     return function()
 
 
+class InPlace:
+    """A draft by the process itself: one whose disk is in its own memory has no use for a copy's."""
+
+    def __init__(self, core: SchedulerCore, storage: Storage, moment: Moment) -> None:
+        self._begun = restore_core(core_state(core)), storage, moment
+
+    async def finish(self, stages: Sequence[bytes]) -> Written:
+        """Written here and now."""
+        return write(*self._begun, iter(stages).__next__)
+
+    def abandon(self) -> None:
+        """There is nothing to end."""
+
+    async def reap(self) -> None:
+        """There is nothing to wait for."""
+
+    def gone(self) -> bool:
+        """There never was a process."""
+        return True
+
+
 class RankDouble:
     """A stage's rank: its own chains, page tables as dictionaries, tokens from a sum."""
 
@@ -118,7 +142,7 @@ class RankDouble:
                     tokens.append(int(5 * row + 3 * (first + count) + step.seq) % VOCAB)
             self.chain.launched(step.seq, {0: np.array(sorted(written), np.int32)})
             self.rows.apply(forward)
-        self.state = stage_state(self.chain, self.mirror, self.rows) if step.snapshot else b""
+        self.state = pack(stage_state(self.chain, self.mirror, self.rows)) if step.snapshot else b""
         sampled = (pack_i32(rows), pack_i32(generations), pack_i64(tokens))
         if self.last:
             self.sampled = sampled_digest(self.sampled, step.seq, *sampled)
@@ -138,6 +162,7 @@ class World:
         shape: Geometry | None = None,
         snapshot_bytes: int = 0,
         part_bytes: int = 4000,
+        begin: Begin = InPlace,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = shape or geometry()
@@ -147,7 +172,7 @@ class World:
         self.orders: deque[Controlled | Snapshotted] = deque()
         self.lines = Lines()
         self.keeper = SnapshotKeeper(
-            self.writer, self.orders.append, SystemClock(), self.lines, life, snapshot_bytes, in_place
+            self.writer, self.orders.append, SystemClock(), self.lines, life, snapshot_bytes, in_place, begin
         )
         self.now_ns = 0
         self.ids = 0

@@ -51,7 +51,7 @@ def _layer(folder: str, ours: tuple[str, ...], others: str, pure: bool = False) 
 # The longest matching folder decides.
 TABLE = (
     _layer("allocator", ("allocator",), "numpy msgspec", pure=True),
-    _layer("ipc", ("ipc", *TYPES), "msgspec zmq trio outcome"),
+    _layer("ipc", ("ipc", *TYPES), "msgspec zmq trio outcome zstandard"),
     _layer("journal", ("journal", "ipc.messages", *TYPES, *CORE_TYPES), "numpy msgspec google_crc32c zstandard"),
     _layer("kernels", ("kernels",), "numpy torch triton"),
     _layer("daemon/core", ("daemon.core", "allocator", "ipc.messages"), "numpy msgspec", pure=True),
