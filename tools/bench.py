@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "tools.bench_oversubscription",
         "throughput, retractions and work done twice in arenas that get too small",
     ),
+    "snapshot": ("tools.bench_snapshot", "what a snapshot costs the loop and a rank, beside a cache of many nodes"),
     "model": ("tools.bench_model", "the forward of a model on this machine, beside `transformers`"),
 }
 
