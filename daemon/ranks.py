@@ -290,9 +290,14 @@ class RankSupervisor:
             self._look_for_the_gone(watch)
             cause = judge(watch.signs)
         if isinstance(cause.error, DigestMismatch):
-            watch.explained.clear()
+            watch.forget_explained()  # whatever was asked before
             await self._explain(watch, cause.error.step.seq)
-        others = [str(sign.error) for sign in watch.signs if sign is not cause]
+        mine = _rank_of(cause.error)
+        others = [
+            str(sign.error)
+            for sign in watch.signs
+            if sign is not cause and (sign.mark != cause.mark or mine is None or _rank_of(sign.error) != mine)
+        ]
         return Loss(cause.error, cause.mark, watch.noticed_at, others, watch.explained)
 
     def _look_for_the_gone(self, watch: RankWatch) -> None:
@@ -331,3 +336,7 @@ class RankSupervisor:
         self._stopping = True
         self._processes.close()
         await self._server.aclose()
+
+
+def _rank_of(error: DaemonError) -> RankId | None:
+    return error.rank if isinstance(error, RankLost) else None
