@@ -25,6 +25,7 @@ PAGES = (
     "docs/life_of_a_request.md",
     "docs/rules.md",
     "docs/daemon.md",
+    "docs/recovery.md",
     "docs/allocator.md",
     "docs/prefix_cache.md",
     "docs/queue.md",
