@@ -22,6 +22,7 @@ import zmq
 from ipc.errors import KeyFileError
 
 KEY_CHARACTERS = 40
+CLIENTS = "clients"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -51,30 +52,30 @@ def make_keys(directory: Path, clients: list[str]) -> list[Path]:
     for name in clients:
         if not _NAME.fullmatch(name):
             raise KeyFileError(f"client name {name!r}: use letters, digits, '.', '_' and '-', at most 64")
-        if (directory / "clients" / f"{name}.secret").exists():
+        if (directory / CLIENTS / f"{name}.secret").exists():
             raise KeyFileError(f"client {name!r} has keys in {directory}: remove its two files first to replace them")
-    for folder in (directory, directory / "clients"):
+    for folder in (directory, directory / CLIENTS):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     written: list[Path] = []
     if not (directory / "daemon.secret").exists():
         written += _write_pair(directory / "daemon")
     for name in clients:
-        written += _write_pair(directory / "clients" / name)
+        written += _write_pair(directory / CLIENTS / name)
     return written
 
 
 def load_server_keys(directory: Path) -> ServerKeys:
     """The daemon's side of a key directory; raises KeyFileError."""
     public, secret = _read_secret(directory / "daemon.secret")
-    allowed = frozenset(_read_public(path) for path in sorted((directory / "clients").glob("*.public")))
+    allowed = frozenset(_read_public(path) for path in sorted((directory / CLIENTS).glob("*.public")))
     if not allowed:
-        raise KeyFileError(f"no client key in {directory / 'clients'}: nobody could connect; run `bandmaster keys`")
+        raise KeyFileError(f"no client key in {directory / CLIENTS}: nobody could connect; run `bandmaster keys`")
     return ServerKeys(public, secret, allowed)
 
 
 def load_client_keys(directory: Path, name: str) -> ClientKeys:
     """A client's side of a key directory; raises KeyFileError."""
-    public, secret = _read_secret(directory / "clients" / f"{name}.secret")
+    public, secret = _read_secret(directory / CLIENTS / f"{name}.secret")
     return ClientKeys(public, secret, _read_public(directory / "daemon.public"))
 
 
@@ -110,7 +111,8 @@ def _read(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="ascii"))
     except FileNotFoundError:
-        raise KeyFileError(f"the key file {path} does not exist: run `bandmaster keys {path.parent}`") from None
+        directory = path.parent.parent if path.parent.name == CLIENTS else path.parent
+        raise KeyFileError(f"the key file {path} does not exist: run `bandmaster keys {directory}`") from None
     except (OSError, ValueError) as error:
         raise KeyFileError(f"the key file {path} cannot be read: {error}") from error
 

@@ -20,7 +20,7 @@ import trio
 from daemon.exits import DaemonError
 from daemon.faults import Faults, planted
 from daemon.processes import die_with_parent
-from daemon.rank.command_line import EXIT_FAULT, EXIT_NOT_JOINED, add_connection
+from daemon.rank.command_line import EXIT_FAULT, EXIT_USAGE, add_connection
 from daemon.rank.errors import RankError
 from daemon.rank.faults import FaultyStream
 from daemon.rank.loop import Place, RankLoop
@@ -82,7 +82,7 @@ async def serve(arguments: argparse.Namespace, token: str, faults: Faults) -> in
         stream = open_stream(arguments, token, faults)
     except IpcError as error:
         structlog.get_logger("rank").error("cannot connect", error=str(error))
-        return EXIT_NOT_JOINED
+        return EXIT_USAGE
     try:
         code = await RankLoop(stream, Place(arguments.stage, arguments.rank), faults).run()
     except* (IpcError, RankError, trio.TooSlowError) as group:

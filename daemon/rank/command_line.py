@@ -11,6 +11,7 @@ JOIN_TIMEOUT_S = 60.0
 
 EXIT_STOPPED = 0
 EXIT_FAULT = 1
+EXIT_USAGE = 2  # no daemon can be reached with these arguments, endpoint or keys: another try would end alike
 EXIT_ORPHANED = 3  # the daemon or the parent process is gone
 EXIT_AGAIN = 4  # stopped, and another epoch follows
 EXIT_NOT_JOINED = 5  # no daemon took this rank in

@@ -29,6 +29,7 @@ from daemon.rank.command_line import (
     EXIT_NOT_JOINED,
     EXIT_ORPHANED,
     EXIT_STOPPED,
+    EXIT_USAGE,
     JOIN_TIMEOUT_S,
     add_connection,
 )
@@ -39,7 +40,6 @@ SURELY_JOINED_S = JOIN_TIMEOUT_S + 10  # a process that lived so long had joined
 PAUSE_FIRST_S, PAUSE_MOST_S = 0.1, 5.0
 FROZEN_S = 15.0
 LOOK_S = 0.2
-EXIT_USAGE = 2
 # Names of one number under each launcher; the first that is set counts.
 RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -126,13 +126,14 @@ class Epochs:
         self._signal = 0
 
     def run(self) -> int:
-        """0 when the daemon said that it is over, 5 when there was none for too long, 128 + the signal after one."""
+        """0 when the daemon said that it is over, 2 for a place or keys that cannot be, 5 when there was no daemon for
+        too long, 128 + the signal after one."""
         pause_s, heard = PAUSE_FIRST_S, self._clock()
         while not self._signal:
             started = self._clock()
             self._child = self._start()
             code = self._wait(self._child)
-            if code == EXIT_STOPPED:
+            if code in (EXIT_STOPPED, EXIT_USAGE):
                 return code
             now = self._clock()
             if code in (EXIT_AGAIN, EXIT_ORPHANED) or now - started > SURELY_JOINED_S:
@@ -159,6 +160,8 @@ class Epochs:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(LOOK_S)
+            if self._signal:
+                child.terminate()  # the signal may have come while this one was being started
             now = self._clock()
             if not is_stopped(child.pid):
                 stopped_since = None

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from daemon.rank import remote
-from daemon.rank.command_line import EXIT_AGAIN, EXIT_FAULT, EXIT_NOT_JOINED, EXIT_ORPHANED, EXIT_STOPPED
+from daemon.rank.command_line import EXIT_AGAIN, EXIT_FAULT, EXIT_NOT_JOINED, EXIT_ORPHANED, EXIT_STOPPED, EXIT_USAGE
 from daemon.rank.errors import BadOption
 from daemon.rank.layout import Layout, layout_of, local_number, local_ranks
 from daemon.rank.remote import FROZEN_S, PAUSE_FIRST_S, PAUSE_MOST_S, Epochs, is_stopped, place_of
@@ -142,6 +142,34 @@ def test_a_signal_ends_the_process_and_starts_no_other() -> None:
     epochs = script.epochs(600)
     script.on_start = lambda: epochs.end(signal.SIGTERM, None)
     assert epochs.run() == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_comes_while_the_next_process_starts_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler knew the process before only; the new one must not run on with nobody to end it."""
+    monkeypatch.setattr(remote, "LOOK_S", 0.001)
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        epochs.end(signal.SIGTERM, None)
+        made.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        return made[0]
+
+    looks = iter(range(10_000))  # of a clock that fails the test instead of waiting for ever
+    epochs = Epochs(start, 600, lambda: next(looks), lambda _: None)
+    assert epochs.run() == 128 + signal.SIGTERM
+    assert made[0].returncode == -signal.SIGTERM
+    assert made[0].stdin is not None
+    made[0].stdin.close()
+
+
+@pytest.mark.parametrize("more", [["--endpoint", "nonsense"], ["--endpoint", "tcp://127.0.0.1:9", "--keys", "/no"]])
+def test_a_rank_that_no_daemon_could_hear_ends_at_once(more: list[str]) -> None:
+    """An endpoint that is none, keys that are not there: said once, not tried for ten minutes."""
+    command = [sys.executable, "-m", "tools.cli", "rank", "--stage", "0", "--rank", "0", *more]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == EXIT_USAGE
+    assert ended.stderr.count("cannot connect") == 1
+    assert "is neither ipc:// nor tcp://" in ended.stderr or "run `bandmaster keys /no`" in ended.stderr
 
 
 def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
