@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import traceback
 from typing import NamedTuple
 
 import structlog
@@ -26,7 +27,7 @@ from daemon.rank.command_line import (
     EXIT_STOPPED,
     JOIN_TIMEOUT_S,
 )
-from daemon.rank.errors import StepRefused
+from daemon.rank.errors import RankError, StepRefused
 from daemon.rank.faults import faulty_runner
 from daemon.rank.runner import Prepared, Runner, open_runner
 from daemon.rank.step_worker import StepWorker
@@ -83,6 +84,8 @@ class RankLoop:
             nursery.start_soon(self._watch_daemon, nursery.cancel_scope)
             try:
                 await self._serve(hello)
+            except* RankError as group:
+                await self._fault(_failed(group, self._received))  # whoever started us need not be the daemon
             finally:
                 nursery.cancel_scope.cancel()
         return self._exit_code
@@ -201,6 +204,14 @@ class RankLoop:
         log.error("orphaned", gone=who)
         self._exit_code = EXIT_ORPHANED
         scope.cancel()
+
+
+def _failed(group: ExceptionGroup[RankError], seq: int) -> Failed:
+    """The first of the errors, as the work thread tells of its own."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return Failed(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)), seq)
 
 
 def check_geometry(geometry: Geometry, stage: int, prepared: Prepared) -> None:

@@ -151,6 +151,17 @@ async def test_a_model_that_cannot_be_loaded_is_a_fault(daemon: Daemon) -> None:
     assert await daemon.ended() == EXIT_FAULT
 
 
+async def test_settings_that_no_runner_takes_are_a_fault(daemon: Daemon) -> None:
+    """So that the daemon can say it where it does not see the rank's log."""
+    daemon.spawn()
+    assert isinstance(await daemon.next(), Join)
+    await daemon.server.send(0, 0, Hello(1, msgspec.structs.replace(daemon.config, options={"nonsense": "1"})))
+    fault = await daemon.next()
+    assert isinstance(fault, Fault)
+    assert fault.what.startswith("BadOption: unknown option 'nonsense'")
+    assert await daemon.ended() == EXIT_FAULT
+
+
 async def test_the_rank_leaves_when_the_daemon_is_gone(daemon: Daemon) -> None:
     """The socket closes: the rank ends by itself, also without a Stop."""
     daemon.spawn()
