@@ -89,6 +89,11 @@ class RankWatch:
         if len(self.explained) == len(self._ranks):
             self.all_explained.set()
 
+    def forget_explained(self) -> None:
+        """They are asked anew."""
+        self.explained.clear()
+        self.all_explained = trio.Event()
+
     def note_sent(self, seq: int, now: float) -> None:
         """A step goes to all ranks."""
         self._sent_at[seq] = now

@@ -39,14 +39,15 @@ RANK_SOCKET = SocketOptions(send_hwm=256, recv_hwm=256, max_message_bytes=codec.
 
 
 class _Member:
-    """One joined rank: its connection, and the newest seq it reported in this epoch."""
+    """One joined rank: its connection, whether it was told Hello, and the newest seq it reported in this epoch."""
 
-    __slots__ = ("identity", "rank", "reported")
+    __slots__ = ("identity", "rank", "reported", "told")
 
     def __init__(self, identity: bytes, rank: RankId) -> None:
         self.identity = identity
         self.rank = rank
         self.reported = 0
+        self.told = False
 
 
 class RankServer:
@@ -66,8 +67,9 @@ class RankServer:
     ) -> None:
         """`complain` is told of every message that no rank can have sent: the counter it counts in, and a text.
 
-        With `replaced`, somebody else starts the ranks: one that joins while it is here stands for a process that ended
-        and breaks the stream of the epoch; it takes part in the next one.
+        With `replaced`, somebody else starts the ranks: one that joins stands for a process that ended and breaks the
+        stream of the epoch; it takes part in the next one. If that process is connected still, a second one was
+        started by mistake: it waits until the first is gone.
         """
         self._socket = bind_router(endpoint, RANK_SOCKET, keys, insecure, context)
         self._complain = complain
@@ -118,6 +120,7 @@ class RankServer:
             await self._socket.send([member.identity, codec.encode(message)])
         except PeerGone:
             raise RankGone(f"stage {stage} rank {rank} is not connected any more") from None
+        member.told = member.told or isinstance(message, Hello)
 
     def send_step(self, seq: int, data: bytes) -> None:
         """Send every rank the encoded step `seq`. RankGone, RankStalled name the rank; the epoch is over then."""
@@ -226,11 +229,25 @@ class RankServer:
             raise VersionMismatch(problem)
         if again:
             self._early[rank] = (identity, message)
+            if self._connected(self._by_rank[rank]):
+                who = f"stage {message.stage} rank {message.rank}"
+                text = f"a second process as {who} (pid {message.pid}) waits until the first is gone: start each once"
+                self._drop("bad_join", text)
+                return None
             raise StreamBroken(
                 f"stage {message.stage} rank {message.rank} joins anew (pid {message.pid}): its process was replaced"
             )
         self._admit(identity, rank)
         return message
+
+    def _connected(self, member: _Member) -> bool:
+        """Whether a rank can be written to; one that was told nothing yet could not understand the question."""
+        try:
+            if member.told:
+                self._socket.try_send([member.identity, codec.encode(Explain(1))])  # its answer counts for nothing
+        except PeerGone:
+            return False
+        return member.told
 
     def _admit(self, identity: bytes, rank: RankId) -> None:
         member = _Member(identity, rank)

@@ -252,6 +252,34 @@ async def test_ranks_that_join_anew_break_the_epoch_and_are_in_the_next(endpoint
     await server.aclose(0)
 
 
+async def test_a_second_process_of_a_rank_waits_until_the_first_is_gone(endpoint: str) -> None:
+    """Started by mistake, it takes no epoch from the one that serves; once that is gone one can join."""
+    said: list[str] = []
+    server = RankServer(
+        endpoint, token=TOKEN, ranks=[(0, 0)], replaced=True, complain=lambda _, text: said.append(text)
+    )
+    server.begin_epoch(1)
+    first, second, third = (connect_dealer(endpoint) for _ in range(3))
+    await first.send([encode(Join(0, 0, 1, TOKEN))])
+    await server.recv()
+    await server.send(0, 0, Hello(1, SETTINGS))
+    await second.send([encode(Join(0, 0, 2, TOKEN))])
+    with trio.move_on_after(0.2) as waited:
+        await server.recv_batch(16)
+    assert waited.cancelled_caught
+    assert "a second process as stage 0 rank 0 (pid 2) waits until the first is gone" in said[0]
+    server.send_step(1, encode(step(1)))
+    first.close()
+    await third.send([encode(Join(0, 0, 3, TOKEN))])
+    with pytest.raises(StreamBroken, match=r"joins anew \(pid 3\)"):
+        await server.recv_batch(16)
+    server.begin_epoch(2)
+    assert await server.recv() == Join(0, 0, 3, TOKEN)
+    for socket in (second, third):
+        socket.close()
+    await server.aclose(0)
+
+
 async def test_another_version_is_refused_on_both_sides(endpoint: str) -> None:
     """A rank of another release is named as such, and so is a daemon."""
     server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0)])
