@@ -282,11 +282,14 @@ def clients_hear_it_all_again(patch: Patch) -> None:
 
 def micro_batches_overlap(patch: Patch) -> None:
     """A micro-batch is formed again while its forward is in flight."""
+    launched = patch.set(microbatches, "launched", None)
 
-    def careless(core: CoreState) -> Iterator[int]:
-        yield from (core.seq % core.microbatches, *range(core.microbatches))
+    def forgetful(core: CoreState, flight: Any) -> None:
+        launched(core, flight)
+        core.flying[core.forming] = False
 
-    patch.set(microbatches, "ready", careless)
+    patch.set(microbatches, "launched", forgetful)
+    patch.set(microbatches, "reported", lambda core, flight: None)
 
 
 def decode_tokens_are_one_behind(patch: Patch) -> None:
