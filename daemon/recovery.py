@@ -33,6 +33,7 @@ from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
 from daemon.core.scheduler import SchedulerCore
+from daemon.recovered_parts import PART_BYTES, parts_of
 from daemon.snapshots import restore_core
 from ipc.messages import Accepted
 from journal import records, segment, snapshots
@@ -45,7 +46,6 @@ from journal.snapshots import Body, SnapshotUnusable
 from journal.storage import Storage
 
 OUTPUT_KINDS = frozenset((Kind.DECIDED, Kind.STEPPED))
-PART_BYTES = 8 << 20  # of one record that says what is taken over; a record has at most 64 MiB
 RAISES_MAX = 8  # inputs of one life that may be passed over because a core raises at them
 
 
@@ -72,22 +72,8 @@ class Recovery:
 
     def taken_over(self, now_ns: int, part_bytes: int = PART_BYTES) -> list[Recovered]:
         """The first inputs of the new life, as a reader of the journal will see them: plain values, nothing shared."""
-        parts: list[list[RecoveredGroup]] = [[]]
-        size = 0
-        for group in self.groups:
-            group_bytes = len(msgspec.msgpack.encode(group))
-            if parts[-1] and size + group_bytes > part_bytes:
-                parts.append([])
-                size = 0
-            parts[-1].append(group)
-            size += group_bytes
-        items = []
-        for place, groups in enumerate(parts, start=1):
-            left = len(parts) - place
-            free = groups[-1].accepted.first_request + groups[-1].accepted.n if left else self.next_request
-            item = records.decode(Kind.RECOVERED, records.encode(Recovered(now_ns, groups, free, left)))
-            assert isinstance(item, Recovered)
-            items.append(item)
+        items, notes = parts_of(self.groups, self.next_request, now_ns, part_bytes)
+        self.notes.extend(notes)
         return items
 
 

@@ -16,7 +16,9 @@ from daemon.core.inputs import Recovered, RecoveredChoice, RecoveredGroup
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict
 from daemon.core.requests import Group, Request
+from daemon.core.resuming import UNKNOWN
 from daemon.core.state import CoreState
+from ipc.messages import RequestLogprobs
 
 
 def recoverable(core: CoreState) -> list[RecoveredGroup]:
@@ -88,8 +90,9 @@ def _take_over(core: CoreState, left: RecoveredGroup, now_ns: int, out: Outputs)
             continue
         group.live -= 1
         group.ended[choice], group.outputs[choice] = was.ended, was.tokens
-        if was.logprobs:
-            group.logprobs[choice] = was.logprobs
+        prompt, output = _logprobs(group, choice, was)
+        if prompt or output:
+            group.logprobs[choice] = [*prompt, *output]
     if group.live == 0:
         close_group(core, group)
 
@@ -98,8 +101,7 @@ def _go_on(core: CoreState, request: Request, was: RecoveredChoice, now_ns: int,
     """One choice waits as it would have after a retraction."""
     request.kept, request.output_tokens = [was.tokens] if was.tokens else [], len(was.tokens) // 8
     request.confirmed = request.output_tokens
-    request.prompt_logprobs = [entry for entry in was.logprobs if entry.prompt_position >= 0]
-    request.output_logprobs = [entry for entry in was.logprobs if entry.prompt_position < 0]
+    request.prompt_logprobs, request.output_logprobs = _logprobs(request.group, request.choice, was)
     request.prompt_logprobs_next = was.prompt_logprobs_next
     request.retractions, request.started = was.retractions, was.started
     request.cached_tokens, request.matched_tokens, request.hit_cut = was.cached_tokens, was.matched_tokens, was.hit_cut
@@ -108,3 +110,13 @@ def _go_on(core: CoreState, request: Request, was: RecoveredChoice, now_ns: int,
     deadlines.watch(core, request, now_ns)
     numbers = {"output_tokens": request.output_tokens, "retractions": request.retractions}
     out.decisions.append(Decided(now_ns, Verdict.RECOVERED, request.number, "", numbers))
+
+
+def _logprobs(group: Group, choice: int, was: RecoveredChoice) -> tuple[list[RequestLogprobs], list[RequestLogprobs]]:
+    """Those of the prompt that were delivered, and one per output token: not known where they were left out."""
+    prompt = [entry for entry in was.logprobs if entry.prompt_position >= 0]
+    output = [entry for entry in was.logprobs if entry.prompt_position < 0]
+    if group.sampling.logprobs >= 0:
+        lost = RequestLogprobs(group.accepted.first_request + choice, -1, UNKNOWN)
+        output += [lost] * (len(was.tokens) // 8 - len(output))
+    return prompt, output

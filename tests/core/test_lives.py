@@ -11,6 +11,7 @@ from allocator.errors import InvariantBroken
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
+from daemon.recovered_parts import parts_of
 from ipc.messages import Continued, Finished, Sampling
 from tests.core.scenes import drive, stage
 from tests.core.world import World
@@ -164,3 +165,32 @@ def test_what_a_life_leaves_comes_first_and_in_order() -> None:
         core = SchedulerCore(CONFIG, Checks(STRICT))
         with pytest.raises(InvariantBroken, match=words):
             core.feed(inputs.Recovered(0, wrong, next_request))
+
+
+def test_what_no_record_can_hold_is_left_out_and_all_else_goes_on() -> None:
+    """First log probabilities, then output that its client brings back, at last the request, each time in words."""
+    world = busy()
+    groups, most = world.core.recoverable(), 400
+    parts, notes = parts_of(groups, world.core.next_request, world.now_ns, 1, most)
+    assert [note.split("left out: ")[1] for note in notes] == [
+        "log probabilities",
+        "log probabilities",
+        "log probabilities, and the output of choices that go on",
+        "all of it, until its client sends it again",
+    ]
+    known = [part.groups[0] for part in parts]
+    assert [group.accepted.id for group in known] == ["ended", "decodes", "choices", "waits"]
+    assert max(len(msgspec.msgpack.encode(group)) for group in known) <= most
+    core = SchedulerCore(CONFIG, Checks(STRICT))
+    for part in parts:
+        core.feed(part)
+    assert core.next_request == world.core.next_request
+    for id, choice in (("ended", 0), ("decodes", 0), ("choices", 0), ("choices", 1)):
+        told = world.output(id, choice)
+        out = core.feed(inputs.Resumed(world.now_ns, "fe", id, choice, pack_i64(told[:1])))
+        continued = out.replies[0].message
+        assert isinstance(continued, Continued)
+        more = i64(continued.tokens).tolist()
+        assert told[:1] + more == (told[:1] if id == "choices" else told)
+        logprobs = [entry for entry in continued.logprobs if entry.prompt_position < 0]
+        assert len(logprobs) == (len(more) if id in ("ended", "decodes") else 0)
