@@ -19,7 +19,7 @@ from tools.toy_reference import Toy, mismatches
 pytestmark = pytest.mark.e2e
 
 COUNT = 8
-MAX_TOKENS = 300
+MAX_TOKENS = 600
 PROMPT = [5, 6, 7]  # of `greedy`
 
 
@@ -27,7 +27,7 @@ async def served(run_dir: Path, *flags: str, kills: int) -> list[list[int]]:
     """What clients of a daemon get that is killed so often, each time once a snapshot more is there."""
 
     def start() -> DaemonProcess:
-        return DaemonProcess(run_dir, "--snapshot", "64KiB", *flags, delay_us=1000)
+        return DaemonProcess(run_dir, "--snapshot", "64KiB", *flags, delay_us=3000)  # streams outlast two snapshots
 
     daemon = start()
     told = [Told() for _ in range(COUNT)]
