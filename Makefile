@@ -2,7 +2,7 @@
 # or when a lock file changed; nothing but python 3.11 or newer, make and a package index is needed.
 #
 #   make serve ARGS="--port 8123 --run-dir /tmp/bm"     flags of `bandmaster serve`, see `make serve ARGS=--help`
-#   make test  ARGS="tests/core -k admission"           arguments of pytest
+#   make test  ARGS="tests/core -k admission"           arguments of pytest; without any, all tests in two processes
 #   make check                                          before every commit: format, lint, types, all tests
 #   make lint | format | setup | clean | distclean
 
@@ -34,7 +34,7 @@ serve: $(STAMP)
 	@exec $(VENV)/bin/bandmaster serve $(ARGS)
 
 test: $(STAMP)
-	@exec $(PY) -m pytest $(ARGS)
+	@exec $(PY) -m pytest $(or $(ARGS),-n 2 --dist loadfile)
 
 check: $(STAMP)
 	@exec $(PY) -m tools.check $(ARGS)

@@ -28,7 +28,7 @@ STEPS = (
     StepOfCheck("lint", ("ruff", "check", ".")),
     StepOfCheck("types", ("mypy",)),
     StepOfCheck("tidy", ("pytest", "-q", "tests/tidy"), is_test=True),
-    StepOfCheck("tests", ("pytest", "-q", "--ignore", "tests/tidy"), is_test=True),
+    StepOfCheck("tests", ("pytest", "-q", "-n", "2", "--dist", "loadfile", "--ignore", "tests/tidy"), is_test=True),
 )
 
 
