@@ -124,6 +124,8 @@ class ProcessGroup:
         work, tensor = self._posted.popleft()
         assert (tensor.shape, tensor.dtype) == (shape, dtype), f"{tensor.shape} was expected, {shape} is asked for"
         self._wait("receive from the previous stage", work)
+        if self._device.type == "cuda":  # made on another stream than it is read on: not to be reused before that
+            tensor.record_stream(torch.cuda.current_stream(self._device))
         return tensor
 
     def close(self) -> None:

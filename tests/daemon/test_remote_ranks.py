@@ -94,7 +94,8 @@ async def test_ranks_placed_elsewhere_come_back_after_a_loss(tmp_path: Path) -> 
     assert codes == [0, 0]
     assert all(one.said == alone.said for one in told)
     assert len(daemon.lines("EpochBegan")) == 2
-    assert "stage 0 rank 1 is not connected" in daemon.lines("EpochLost")[0]["error"]
+    lost = daemon.lines("EpochLost")[0]["error"]  # by its peer, which waits for it; or, if that had all it needs, anew
+    assert "stage 0 rank 1 is not connected" in lost or "stage 0 rank 1 joins anew" in lost
     assert replay_directory(str(run_dir)).divergence is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import socket
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from daemon.rank.errors import BadOption
 from daemon.rank.group import SoloGroup
 from daemon.rank.layout import SOLO, Layout
-from daemon.rank.process_group import interface_towards, open_group, open_store
+from daemon.rank.process_group import ProcessGroup, interface_towards, open_group, open_store
 from tests.rank.group_process import child
 from tools.rank_driver import settings
 
@@ -94,6 +95,33 @@ def test_a_peer_that_does_not_take_part_is_a_fault_in_time(tmp_path: Path, stage
     waited, gave_up = run("hangs", f"file://{tmp_path}/meet", stages, ranks, timeout_ms=2_000)
     assert waited == "waited"
     assert f"in {call}, within 2 s (--collective-timeout)" in gave_up
+
+
+class Received:
+    """Stands for a tensor on a GPU, and for the work that fills it."""
+
+    shape, dtype = (2, 4), torch.float32
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def wait(self) -> None:
+        self.did.append("waited")
+
+    def record_stream(self, stream: str) -> None:
+        self.did.append(f"kept for {stream}")
+
+
+def test_what_a_gpu_received_is_kept_for_the_stream_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was made on the stream that was current when it was expected: without that the next one would be received into
+    the same memory while the forward still reads.
+    """
+    group, received = object.__new__(ProcessGroup), Received()
+    group.layout, group._device = Layout(1, 2, 0, 1), torch.device("cuda", 0)
+    group._posted = deque([(received, received)])  # type: ignore[list-item]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the forward of {device}")
+    assert group.receive_previous((2, 4), torch.float32) is received  # type: ignore[comparison-overlap]
+    assert received.did == ["waited", "kept for the forward of cuda:0"]
 
 
 def test_one_rank_needs_nobody() -> None:
