@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from daemon.core.inputs import Recovered, RecoveredChoice, RecoveredGroup
-from journal import frame, records
+from journal import records
 from journal.records import Kind
+from journal.succession import GROUP_BYTES_MAX
 
 PART_BYTES = 8 << 20  # of one part, if there is more than one request in it
-GROUP_BYTES_MAX = frame.PAYLOAD_BYTES_MAX - 4096  # of one request: the rest of a record is small
 
 
 def parts_of(

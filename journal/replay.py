@@ -8,6 +8,7 @@ life that was cut anywhere passes if everything up to its last record is reprodu
     Decided, Stepped  must be the next expected ones, byte for byte; a step is applied to the mirror and every stage
     Digested          must be what mirror and stage had after that step, and the chain over the reported tokens;
                       behind a Divergence it is what ended the epoch, and differs
+    Recovered         what the life before left, as its replayed core knows it (`journal.succession`)
     Snapshotted       core, mirror and stages must have had that state behind the step that asked for it, byte for byte
     Closed            nothing may be expected any more; the core's state digest and totals must be equal
 """
@@ -23,7 +24,16 @@ import msgspec
 
 from allocator.geometry import Geometry
 from allocator.ops import Op
-from daemon.core.inputs import Controlled, EpochBegan, EpochEnded, Input, RecoveredGroup, Reported, Ticked
+from daemon.core.inputs import (
+    Controlled,
+    EpochBegan,
+    EpochEnded,
+    Input,
+    Recovered,
+    RecoveredGroup,
+    Reported,
+    Ticked,
+)
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from ipc.messages import ModelFacts, Step
@@ -33,6 +43,7 @@ from journal.errors import JournalError
 from journal.reader import Record
 from journal.records import DECISION_VERSION, PAYLOADS, SCHEMA_VERSION, Closed, Digested, Kind, Opened, Snapshotted
 from journal.snapshots import Body, Header, digest, encode_body
+from journal.succession import Succession
 
 BODIES_KEPT = 2  # states that wait for the record of their snapshot
 STEPS_KEPT = 4096  # digests of so many steps wait for the ranks' reports
@@ -189,6 +200,8 @@ class Replay:
         self._expected: dict[Kind, deque[_Expected]] = {Kind.DECIDED: deque(), Kind.STEPPED: deque()}
         self._ticks = 0
         self._broke = ""  # the core raised on the last input: what
+        self._followed = True  # the core of this life never raised
+        self._succession = Succession()
         self._closed = False
         self._last: Record | None = None
         self._behind = 0  # the sequence that the snapshot covers from which replay began
@@ -253,7 +266,8 @@ class Replay:
                 f"life {opened.life} was written with record schema {opened.schema_version}, this version reads up to"
                 f" {SCHEMA_VERSION}; use the version that wrote it: {opened.versions}"
             )
-        self._decides = opened.decision_version == DECISION_VERSION
+        self._succession.opened(self.core, self._decides and self._followed)
+        self._decides, self._followed = opened.decision_version == DECISION_VERSION, True
         if not self._decides:
             versions = f"{opened.decision_version}, ours is {DECISION_VERSION}"
             self.notes.append(f"life {opened.life}: decisions are not compared, they are of version {versions}")
@@ -272,6 +286,10 @@ class Replay:
             what = "the replayed core broke on the input before this one, the recorded one went on"
             raise Diverged(_diverged(record, what, describe(item), self._broke))
         self._broke = ""
+        if isinstance(item, Recovered):
+            parted = self._succession.recovered(item)
+            if parted is not None:
+                raise Diverged(_diverged(record, "what a life took over from the one before", *parted))
         self._follow_epoch(record, item)
         if self._decides:
             self._feed(record, item)
@@ -292,7 +310,7 @@ class Replay:
             outputs = self.core.feed(item)
         except Exception as error:
             # The daemon ends the epoch when its core raises; the next input shows whether it did here too.
-            self._broke = f"{type(error).__name__}: {error}"
+            self._broke, self._followed = f"{type(error).__name__}: {error}", False
             return
         for decision in outputs.decisions:
             self._expect(Kind.DECIDED, records.encode(decision), record)

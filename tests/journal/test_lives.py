@@ -169,6 +169,40 @@ def test_a_life_that_died_within_what_it_took_over_takes_nothing_away() -> None:
             assert recover(writer.storage, found).groups == expected
 
 
+def loses_a_token(groups: list[RecoveredGroup]) -> list[RecoveredGroup]:
+    at, group = next((at, one) for at, one in enumerate(groups) if one.choices[0].tokens)
+    choices = [msgspec.structs.replace(group.choices[0], tokens=group.choices[0].tokens[:-8]), *group.choices[1:]]
+    return [*groups[:at], msgspec.structs.replace(group, choices=choices), *groups[at + 1 :]]
+
+
+@pytest.mark.parametrize("change", [loses_a_token, lambda groups: groups[1:], lambda groups: groups[:-1], None])
+def test_replay_holds_a_life_to_what_the_one_before_left(change: Any) -> None:
+    """A token less, or a request, is a divergence at the record that should have taken it over; in parts or whole."""
+    disk, _ = lived()
+    recovery = reopened(disk)
+    groups = change(recovery.groups) if change else recovery.groups
+    for part_bytes in (1000, 8 << 20):
+        copy = disk.killed()
+        writer, _ = open_journal(copy, SMALL, ID)
+        opened = next(read_records(disk)).decode()
+        parts = Recovery(groups, recovery.next_request).taken_over(1, part_bytes)
+        writer.append(opened)  # a life that dies within what it takes over, then one that does not
+        writer.append_all(parts[:-1])
+        writer.flush()
+        writer, _ = open_journal(copy.killed(), SMALL, ID)
+        writer.append(opened)
+        taken = writer.append_all(parts)
+        writer.flush()
+        verdict = check(read_records(writer.storage), factories())
+        if change is None:
+            assert verdict.divergence is None, verdict.divergence
+        else:
+            assert verdict.divergence is not None, "nobody noticed"
+            assert verdict.divergence.sequence == taken
+            assert "took over" in verdict.divergence.what
+            assert "request" in verdict.divergence.replayed
+
+
 def test_a_closed_life_leaves_only_ends() -> None:
     """Nothing goes on behind `Closed`; who has not acknowledged an end is still told of it."""
     disk, world = lived()
