@@ -123,10 +123,10 @@ def check_finish_at(msg: m.FinishAt, limits: Limits) -> None:
 
 
 def check_resume(msg: m.Resume, limits: Limits) -> None:
-    """An id and choice that a Generate could have had, and a column of tokens."""
+    """An id and choice that a Generate could have had, and no more tokens than a prompt can have."""
     _text("id", msg.id, limits.id_bytes_max, empty=False)
     _range("choice", msg.choice, 0, limits.choices_max - 1)
-    _column("tokens", msg.tokens, 8)
+    _column("tokens", msg.tokens, 8, rows_max=limits.prompt_tokens_max)
 
 
 def check_acknowledge(msg: m.Acknowledge, limits: Limits) -> None:

@@ -154,6 +154,7 @@ BAD: list[tuple[Callable[[bytes], Any], Any, str, str]] = [
     (codec.from_frontend, m.FinishAt("a", -1, 3), "out_of_range", "choice"),
     (codec.from_frontend, m.FinishAt("a", 0, 2**31), "out_of_range", "output_tokens"),
     (codec.from_frontend, m.Resume("a", 0, b"short"), "column", "tokens"),
+    (codec.from_frontend, m.Resume("a", 0, bytes(8 * ((1 << 20) + 1))), "too_long", "tokens"),
     (codec.from_frontend, m.Acknowledge(["a"] * 4097), "too_long", "ids"),
     (codec.from_frontend, m.Acknowledge([""]), "empty", "ids"),
     (codec.from_frontend, m.Ask("status", -1), "out_of_range", "ticket"),
