@@ -128,7 +128,7 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: getattr(value, "__name__", repr(value)))
 def test_every_kind_of_value_comes_back(value: object) -> None:
     """Equal, and of the same type, for each kind of value that a state may hold."""
     decoded = again(value)
