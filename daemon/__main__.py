@@ -20,7 +20,9 @@ from daemon.config import load, recorded, unknown_variables
 from daemon.endpoints import front_server
 from daemon.exits import DaemonError, Exit
 from daemon.fault_hooks import faulty_clock, faulty_storage
+from daemon.faults import VARIABLE as FAULTS
 from daemon.faults import Faults, planted
+from daemon.faults import parse as parse_faults
 from daemon.logs import open_log
 from daemon.processes import collect_seldom, die_with_parent, hold_signals, ignore_signals
 from daemon.run_dir import RunDir, default_path
@@ -73,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in unknown_variables(os.environ):
         log.warning("UnknownSetting", what=line)
     log.info("Starting", run_dir=str(run_dir.path), settings=recorded(settings))
-    if faults:
-        log.warning("FaultsPlanted", faults=[spec.text for spec in faults.specs])
+    if everywhere := parse_faults(os.environ.get(FAULTS, "")):  # those of the ranks too: a forgotten one must not wait
+        log.warning("FaultsPlanted", faults=[spec.text for spec in everywhere])
     try:
         code = serve(settings, run_dir, clock, log, faults)
     except (DaemonError, EndpointError) as error:

@@ -286,3 +286,10 @@ async def idle_metrics(client: DaemonClient) -> dict[str, str]:
         if found["request_success_total"] == "3.0":
             return found
     return found
+
+
+async def test_faults_that_are_planted_anywhere_are_told_at_the_start(tmp_path: Path) -> None:
+    """Those of ranks too, long before they strike: a variable that was left behind does not stay unseen."""
+    planted = "rank-*:step=1000000:kill"
+    async with running(tmp_path / "run", environ={"BANDMASTER_FAULTS": planted}) as (daemon, _):
+        assert [line["faults"] for line in daemon.lines("FaultsPlanted")] == [[planted]]
