@@ -198,7 +198,9 @@ BAD: list[tuple[Callable[[bytes], Any], Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("decode", "message", "code", "field"), BAD, ids=lambda value: getattr(value, "__name__", str(value)[:40]))
+@pytest.mark.parametrize(
+    ("decode", "message", "code", "field"), BAD, ids=lambda value: getattr(value, "__name__", str(value)[:40])
+)
 def test_what_types_do_not_catch_is_refused_by_name(
     decode: Callable[[bytes], Any], message: Any, code: str, field: str
 ) -> None:
