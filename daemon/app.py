@@ -398,7 +398,8 @@ class Daemon:
         if self._failure is None:
             await self.ranks.stop(self.engine.ending)
         else:
-            await self.ranks.stop(str(self._failure), FAULT_PATIENCE_S)
+            given_up = isinstance(self._failure, LastLoss)  # all else goes on in the next life
+            await self.ranks.stop(str(self._failure), FAULT_PATIENCE_S, again=not given_up)
 
     def _exit_code(self) -> Exit:
         return Exit.CLEAN if self._failure is None else exit_code_of(self._failure)

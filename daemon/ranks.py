@@ -321,10 +321,13 @@ class RankSupervisor:
             self._tell(Stop(why, again=True))
         await self._processes.reap(0)
 
-    async def stop(self, why: str, patience_s: float = STOP_WITHIN_S) -> None:
-        """Tell the ranks to stop, wait, and kill those that do not; every process is reaped when this returns."""
+    async def stop(self, why: str, patience_s: float = STOP_WITHIN_S, again: bool = False) -> None:
+        """Tell the ranks to stop, wait, and kill those that do not; every process is reaped when this returns.
+
+        `again`: another life of the daemon will want those that are started elsewhere.
+        """
         self._stopping = True
-        self._tell(Stop(why))
+        self._tell(Stop(why, again))
         await self._processes.reap(patience_s if self._watch.ready else 0)
 
     def _tell(self, stop: Stop) -> None:

@@ -99,8 +99,14 @@ async def test_ranks_placed_elsewhere_come_back_after_a_loss(tmp_path: Path) -> 
     assert replay_directory(str(run_dir)).divergence is None
 
 
-async def test_ranks_placed_elsewhere_join_the_next_life(tmp_path: Path) -> None:
-    """kill -9 of the daemon: the ranks notice, and join the daemon that comes in its place; no request is lost."""
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGHUP, Exit.CHILD)], ids=["killed", "orphaned"]
+)
+async def test_ranks_placed_elsewhere_join_the_next_life(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """kill -9 of the daemon, or of its launcher: the ranks join the one that comes in its place; no request is lost.
+
+    A daemon that leaves without ending its requests tells its ranks to come again; told that it is over, they end.
+    """
     endpoint, keys, run_dir = f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys", tmp_path / "run"
     make_keys(keys, ["rank", "frontend"])
     flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", endpoint, "--keys", str(keys)]
@@ -111,8 +117,8 @@ async def test_ranks_placed_elsewhere_join_the_next_life(tmp_path: Path) -> None
         async with scene as (daemon, client):
 
             async def act() -> None:
-                daemon.send(signal.SIGKILL)
-                await daemon.code()
+                daemon.send(number)
+                assert await daemon.code() == code
                 lives.append(DaemonProcess(run_dir, *flags, environ=TOKEN))
 
             outcomes = await under_load(client, 3, 200, act)
