@@ -167,6 +167,8 @@ class _TcpMeeting:
                 own = "{}:{}".format(*self.listener.getsockname()[:2])
                 _say(store, f"{layout.stage} {layout.rank} {own}", epoch)
                 self._table = _read_table(_hear(store, epoch))
+            if not self._table:
+                raise GroupBroken("rank 0.0 at the rendezvous is gone: it did not say where the others are")
 
     def _gather(self, host: str, port: int) -> None:
         waiting: list[socket.socket] = []

@@ -152,3 +152,15 @@ def test_a_rendezvous_of_another_kind_is_refused() -> None:
     """The text says which kinds there are."""
     with pytest.raises(BadOption, match="tcp://HOST:PORT"):
         SocketLink(Layout(0, 1, 0, 2), 1, "http://somewhere", 50)
+
+
+def test_a_rank_whose_rendezvous_ends_says_that_it_is_gone() -> None:
+    """Rank 0.0 dies while it gathers: who waits for its table breaks with it, and is not to blame."""
+    with socket.create_server(("127.0.0.1", 0)) as store, ThreadPoolExecutor(1) as one:
+        place = f"tcp://127.0.0.1:{store.getsockname()[1]}"
+        waiting = one.submit(SocketLink, Layout(0, 1, 1, 2), 1, place, 30_000)
+        peer, _ = store.accept()
+        peer.shutdown(socket.SHUT_WR)
+        with pytest.raises(GroupBroken, match=r"rank 0\.0 at the rendezvous is gone"):
+            waiting.result(30)
+        peer.close()
