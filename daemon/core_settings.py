@@ -35,6 +35,7 @@ def core_config(settings: Settings) -> CoreConfig:
         fair_quantum_tokens=settings.fair_quantum_tokens,
         overtaken_max=settings.overtaken_max,
         deadline_check=settings.deadline_check,
+        epoch_losses_max=settings.epoch_losses_max,
     )
 
 

@@ -30,6 +30,10 @@ CORE_GAUGES = {
     "waiting": ("num_requests_waiting", "requests in the queue, which have no row"),
     "prefilling": ("num_requests_prefilling", "requests whose prompt is being computed"),
     "parked": ("num_requests_parked", "requests that hold memory and make no progress at the moment"),
+    "suspects": (
+        "num_requests_suspected",
+        "requests under which epochs died, each to be tried alone before others run",
+    ),
     "in_flight": ("num_steps_in_flight", "forwards sent and not reported"),
     "capacity_pages": ("capacity_pages", "pages that an empty arena holds"),
     "draining": ("draining", "1 while nothing new is admitted"),

@@ -147,6 +147,10 @@ class Settings:
     epoch_restart_window_s: float = _row(
         "seconds", 600.0, "restarts of ranks longer ago do not count", SERVER, low=1, high=86_400
     )
+    epoch_losses_max: int = _row(
+        "int", 3, "a request ends with reason fault when all ranks were lost so often in a row while it ran and got no "
+        "further, the last time while it ran alone", SERVER, low=1, high=1000, zero="never",
+    )  # fmt: skip
 
     # --- memory
     arena_bytes: int = _row(

@@ -8,6 +8,7 @@ admitted only when its whole prompt, its expected output and everything promised
     passed over, the next one is asked    resident   another prompt is partly prefilled, and it would need more chunks
                                           sibling    another choice of it computes a prompt that it can then share
     the pass ends here                    budget, throttled, rows, microbatch, memory, protected
+    the pass does not begin               trial: suspects (`daemon.core.suspects`) start one by one, and nobody beside
     it ends                               unschedulable: nobody holds memory that would come back, and it does not fit
 
 Where windows are what lacks, a smaller chunk may fit: the request starts with one, and goes on as memory allows.
@@ -38,9 +39,35 @@ def admit(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, o
 
     `first`: the one for which others gave way by priority.
     """
+    while core.suspects and not _try_next(core, plan, now_ns, out):
+        pass
+    if core.suspects:
+        return
     while len(core.queue) and not _pass(core, plan, first, now_ns, out):
         assert not plan.new_rows, "only where nobody holds memory a request ends for want of it"
         first = None
+
+
+def _try_next(core: CoreState, plan: StepPlan, now_ns: int, out: Outputs) -> bool:
+    """Start the next suspect, if nobody else holds anything; False when it ended and the next one is asked."""
+    if core.trial is not None or not _alone(core, plan):
+        numbers = {"suspects": len(core.suspects), "tried": core.trial.number if core.trial is not None else 0}
+        passes.skip(core, core.queue.head(), "trial", numbers, now_ns, out)
+        return True
+    request = core.requests[next(iter(core.suspects))]
+    match, chunk = first_chunk(core, request, plan, look=True)
+    budget = open_budget(core, plan)
+    chunk, chunk_tokens, refusal = _fit(core, chunk, match, budget, plan, may_start_cold=True)
+    if refusal is not None:
+        _end_unschedulable(core, request, refusal, now_ns, out)
+        return False
+    core.trial = request
+    _start(core, chunk, chunk_tokens, budget, plan, now_ns, out)
+    return True
+
+
+def _end_unschedulable(core: CoreState, request: Request, refusal: Refusal, now_ns: int, out: Outputs) -> None:
+    end(core, request, EndReason.UNSCHEDULABLE, f"nothing holds memory and still: {refusal.text}", now_ns, out)
 
 
 def _pass(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, out: Outputs) -> bool:
@@ -76,8 +103,7 @@ def _pass(core: CoreState, plan: StepPlan, first: Request | None, now_ns: int, o
         if not _alone(core, plan):
             passes.skip(core, request, *refusal[:2], now_ns, out)
             return True
-        detail = f"nothing holds memory and still: {refusal.text}"
-        end(core, request, EndReason.UNSCHEDULABLE, detail, now_ns, out)
+        _end_unschedulable(core, request, refusal, now_ns, out)
         return False
     return True
 

@@ -194,7 +194,7 @@ def _resend_entries(core: CoreState, decoding: Rows, columns: Columns) -> None:
 def _start(core: CoreState, chunk: Chunk, slots: Int32s, columns: Columns, now_ns: int, out: Outputs) -> None:
     """The request leaves the queue and gets a row and its slots; it is the resident until its prompt is covered."""
     request = chunk.request
-    core.queue.began(request, chunk.charged_tokens)
+    core.queue.began(request, chunk.charged_tokens, overtakes=request is not core.trial)
     kept = b"".join(request.kept)
     assert len(kept) == 8 * request.output_tokens, "all output so far is kept"
     row = core.rows.assign(request, slots)
@@ -223,6 +223,8 @@ def _start(core: CoreState, chunk: Chunk, slots: Int32s, columns: Columns, now_n
         "chunk_pages": chunk.pages,
         "waited_ms": (now_ns - request.arrived_ns) // 1_000_000,
     }
+    if request is core.trial:
+        numbers["losses"] = request.losses
     cut = ""
     if chunk.hit is not None:
         match, cut = chunk.hit.match, chunk.hit.match.cut

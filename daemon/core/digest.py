@@ -86,6 +86,7 @@ def _orders(core: CoreState) -> list[Any]:
         core.queue.content(),
         core.deadlines.content(),
         core.resident.number if core.resident is not None else 0,
+        [core.trial.number if core.trial is not None else 0, *core.suspects],
         [request.number for request in core.parked_rows],
         sorted(core.relief.items()),
         [[row, *dataclasses.astuple(gift)] for row, gift in core.gifts.items()],
@@ -138,6 +139,7 @@ def _request(request: Request) -> list[Any]:
         request.last_wait,
         request.started,
         request.confirmed,
+        [request.losses, request.furthest_tokens, request.advanced_in],
         request.prompt_logprobs,
         request.output_logprobs,
     ]

@@ -40,6 +40,7 @@ def end(
     setattr(core.totals, _TOTAL_OF[event], getattr(core.totals, _TOTAL_OF[event]) + 1)
     del core.requests[request.number]
     core.deadlines.ended(request.number)
+    core.suspects.pop(request.number, None)
     group = request.group
     if event is Event.FINISH:
         core.expected.finished(group.namespace, request.output_tokens, request.max_output)

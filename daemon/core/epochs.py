@@ -2,7 +2,8 @@
 
 Owns the two inputs about it. Must never keep anything of a device that is gone: rows, the tree and the chain are
 forgotten, and only requests outlive them. Invariants: a request that waits in an epoch fits the epoch's empty arena and
-its model, priced by that; at an epoch's end everything that was held is given back and counted first.
+its model, priced by that; at an epoch's end everything that was held is given back and counted first. Who may have been
+the cause of a loss, and ends for it, `suspects` decides.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from allocator.checks import Checks
 from allocator.columns import i64
 from allocator.demand import stored_tokens
 from allocator.errors import InvariantBroken
+from daemon.core import suspects
 from daemon.core.arrival import longest_tokens
 from daemon.core.endings import end_all, end_group
 from daemon.core.inputs import EpochBegan, EpochEnded
-from daemon.core.outputs import Decided, Outputs
-from daemon.core.reasons import EndReason, Verdict
+from daemon.core.outputs import Outputs
+from daemon.core.reasons import EndReason
 from daemon.core.requests import Group
-from daemon.core.requeue import requeue
 from daemon.core.state import CoreState
 from ipc.messages import ModelFacts
 
@@ -39,6 +40,7 @@ def began(core: CoreState, item: EpochBegan, checks: Checks, out: Outputs) -> No
     for group in waiting:
         if group.live:
             _price(core, group, item.now_ns, out)
+    suspects.line_up(core)
     core.blocked = False
 
 
@@ -51,13 +53,12 @@ def ended(core: CoreState, item: EpochEnded, out: Outputs) -> None:
         end_all(core, EndReason.FAULT, f"epoch {item.epoch} ended: {item.why}", item.now_ns, out)
     if core.memory is None:
         return
-    for number in sorted(core.requests):
-        request = core.requests[number]
-        if request.row >= 0:
-            had, _ = requeue(core, request, item.now_ns)
-            core.totals.requeued += 1
-            numbers = {"epoch": item.epoch, "tokens": had, "output_tokens": request.output_tokens}
-            out.decisions.append(Decided(item.now_ns, Verdict.REQUEUED, number, "epoch", numbers))
+    tried = core.trial
+    running = [core.requests[number] for number in sorted(core.requests) if core.requests[number].row >= 0]
+    assert tried is None or running == [tried], "who is tried runs alone"
+    for request in running:
+        suspects.wait_again(core, request, "epoch", item.now_ns, out)
+        suspects.lost(core, request, request is tried, item, out)
     core.check_empty()
     core.memory.cache = None
     core.reset_epoch()

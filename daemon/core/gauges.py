@@ -24,6 +24,7 @@ def gauges(core: CoreState) -> dict[str, int]:
         "running": counts[State.RUNNING] + counts[State.PARKED_ROW],
         "prefilling": counts[State.PREFILLING] + counts[State.PARKED_CHUNK],
         "parked": counts[State.PARKED_CHUNK] + counts[State.PARKED_ROW],
+        "suspects": len(core.suspects),
         "in_flight": core.in_flight,
         "processed_through": core.processed_through,
         "draining": int(core.draining),
@@ -117,6 +118,7 @@ def _describe(core: CoreState, request: Request, now_ns: int | None, ahead: int)
         "cached_tokens": request.cached_tokens,
         "hit_cut": request.hit_cut,
         "retractions": request.retractions,
+        "losses": request.losses,
         "waits_for": reason,
         "waits_numbers": numbers,
     }

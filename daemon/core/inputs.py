@@ -146,7 +146,8 @@ class RecoveredChoice(msgspec.Struct, array_like=True, frozen=True):
 
     `logprobs` are those of the prompt that were delivered, then one entry per output token;
     `prompt_logprobs_next` is the first prompt position whose were not. `started`: it had a row once, and found
-    `cached_tokens` in the cache then (the rest as in `Finished`).
+    `cached_tokens` in the cache then (the rest as in `Finished`). `losses` epochs in a row died while it had a row and
+    did not get beyond `furthest_tokens` of prompt and output.
     """
 
     tokens: bytes
@@ -158,6 +159,8 @@ class RecoveredChoice(msgspec.Struct, array_like=True, frozen=True):
     cached_tokens: int = 0
     matched_tokens: int = 0
     hit_cut: str = ""
+    losses: int = 0
+    furthest_tokens: int = 0
 
 
 class RecoveredGroup(msgspec.Struct, array_like=True, frozen=True):

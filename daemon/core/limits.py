@@ -42,6 +42,7 @@ class CoreConfig(msgspec.Struct, frozen=True):
     fair_quantum_tokens: int = 4096  # what a namespace may take in its turn under the policy "fair"
     overtaken_max: int = 4096  # a waiting request is overtaken by at most so many later ones, whatever the policy
     deadline_check: bool = True  # refuse a request at once, end a waiting one, whose deadline cannot be met
+    epoch_losses_max: int = 3  # epochs that die under a request, the last one while it runs alone, end it; 0: never
 
 
 def state_cache_problem(config: CoreConfig) -> str:

@@ -9,7 +9,7 @@ over.
 from __future__ import annotations
 
 from allocator.errors import InvariantBroken
-from daemon.core import deadlines
+from daemon.core import deadlines, suspects
 from daemon.core.arrival import content_digest, make_group, make_request
 from daemon.core.endings import close_group
 from daemon.core.inputs import Recovered, RecoveredChoice, RecoveredGroup
@@ -59,6 +59,7 @@ def _choice(core: CoreState, group: Group, choice: int) -> RecoveredChoice:
     request = core.requests.get(group.accepted.first_request + choice)
     if request is None:
         return RecoveredChoice(group.outputs[choice], group.ended[choice], group.logprobs.get(choice, []))
+    losses, furthest_tokens = suspects.standing(core, request)
     return RecoveredChoice(
         tokens=core.output_of(request),
         logprobs=[*request.prompt_logprobs, *request.output_logprobs],
@@ -68,6 +69,8 @@ def _choice(core: CoreState, group: Group, choice: int) -> RecoveredChoice:
         cached_tokens=request.cached_tokens,
         matched_tokens=request.matched_tokens,
         hit_cut=request.hit_cut,
+        losses=losses,
+        furthest_tokens=furthest_tokens,
     )
 
 
@@ -105,6 +108,7 @@ def _go_on(core: CoreState, request: Request, was: RecoveredChoice, now_ns: int,
     request.prompt_logprobs_next = was.prompt_logprobs_next
     request.retractions, request.started = was.retractions, was.started
     request.cached_tokens, request.matched_tokens, request.hit_cut = was.cached_tokens, was.matched_tokens, was.hit_cut
+    request.losses, request.furthest_tokens = was.losses, was.furthest_tokens
     core.enter(request, now_ns)
     core.totals.recovered += 1
     deadlines.watch(core, request, now_ns)

@@ -257,11 +257,14 @@ class WaitingQueue:
         self._discipline.remove(request)
         self._settle()
 
-    def began(self, request: Request, tokens: int) -> None:
-        """A queued request starts, and `tokens` of it are computed for its namespace."""
+    def began(self, request: Request, tokens: int, overtakes: bool = True) -> None:
+        """A queued request starts, and `tokens` of it are computed for its namespace.
+
+        One that is tried alone overtakes nobody: it waits again, or nobody else could start meanwhile.
+        """
         self.remove(request)
         self._discipline.began(request.group.namespace, tokens)
-        if len(self._ages) and self._ages.first().number < request.number:
+        if overtakes and len(self._ages) and self._ages.first().number < request.number:
             heapq.heappush(self._passed, request.number)
             assert self._passed[0] > self._ages.first().number, "who is counted came later than the oldest"
 

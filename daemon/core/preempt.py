@@ -44,7 +44,7 @@ def preempt(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
     Asked only where the configuration has it. The request that somebody gave way to: it is the first candidate of the
     step's pass.
     """
-    if not len(core.queue) or core.throttled_steps:
+    if not len(core.queue) or core.throttled_steps or core.suspects:
         return None
     candidates = itertools.islice(core.queue.walk(), admission.LOOKAHEAD)
     request = next((one for one in candidates if not admission.sibling(core, one, ())), None)

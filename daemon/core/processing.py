@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from allocator.columns import Int64s, i64
 from allocator.errors import InvariantBroken
-from daemon.core import caching, microbatches
+from daemon.core import caching, microbatches, suspects
 from daemon.core.checkpoints import give_ready
 from daemon.core.endings import end
 from daemon.core.inputs import Reported
@@ -63,6 +63,8 @@ def process(core: CoreState, item: Reported, out: Outputs) -> None:
             end(core, _owner(core, row), EndReason.LENGTH, "the prompt was scored", item.now_ns, out)
     if core.gifts:
         give_ready(core)
+    if core.trial is not None:
+        suspects.reported(core, item.now_ns, out)
 
 
 def _enter_chunks(core: CoreState, flight: Flight) -> None:
@@ -77,6 +79,7 @@ def _enter_chunks(core: CoreState, flight: Flight) -> None:
             continue
         request = _owner(core, row)
         request.processed_tokens = end_tokens
+        request.advance(end_tokens, core.epoch)
         caching.give(core, request, end_tokens)
         if memory.checkpoint_interval:
             caching.learn(core, request)

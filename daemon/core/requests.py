@@ -174,8 +174,16 @@ class Request:
     output_logprobs: list[RequestLogprobs] = field(default_factory=list)
     confirmed: int = 0
     last_wait: str = ""
+    losses: int = 0  # epochs in a row that died while it had a row and got no further than before
+    furthest_tokens: int = 0  # how far it ever got: the last position that a report showed computed or sampled, plus 1
+    advanced_in: int = 0  # the newest epoch in which it got further
 
     @property
     def sequence_tokens(self) -> int:
         """Prompt and kept output of a request that has no row: what its prefill will cover."""
         return self.prompt_tokens + self.output_tokens
+
+    def advance(self, tokens: int, epoch: int) -> None:
+        """A report of this epoch shows that it got so far."""
+        if tokens > self.furthest_tokens:
+            self.furthest_tokens, self.advanced_in, self.losses = tokens, epoch, 0

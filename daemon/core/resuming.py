@@ -125,6 +125,10 @@ def _adopt(core: CoreState, request: Request, held: Int64s, had: int, now_ns: in
         requeue(core, request, now_ns)
     request.kept, request.output_tokens = [held.tobytes()] if len(held) else [], len(held)
     request.match = None
+    if len(held):
+        request.furthest_tokens = max(
+            request.furthest_tokens, request.sequence_tokens
+        )  # that is nobody's progress here
     if request.group.sampling.logprobs >= 0:
         known = request.output_logprobs[: request.confirmed]
         lost = RequestLogprobs(request.number, -1, UNKNOWN)

@@ -40,7 +40,7 @@ class Totals:
     """Counters of one life. `received` to `failed` count choices; tokens are counted when scheduled or committed.
 
     `recovered` choices were accepted in an earlier life and had not ended; `requeued` counts those that the end of an
-    epoch sent back to the queue, each time; `resumed` choices for which a front end came back.
+    epoch, or of their trial, sent back to the queue, each time; `resumed` choices for which a front end came back.
 
     `retracted_tokens` a retraction threw away, `recomputed_tokens` were scheduled again by requests that had them
     before; `climbs` of the relief ladder, `preemptions` are retractions for a request of higher priority.
@@ -178,6 +178,8 @@ class CoreState:
         self.memory: Memory | None = None
         self.rows = RowTable(self.running_max, self.config.page_size)
         self.resident: Request | None = None
+        self.suspects: dict[int, None] = {}  # requests that are still to be tried in this epoch, or are, in that order
+        self.trial: Request | None = None  # the one of them that has a row, and nobody else
         self.parked_rows: list[Request] = []
         self.relief: dict[str, Decided] = {}  # by kind of need, what the relief ladder did last while it is short
         self.skipped: dict[int, tuple[str, dict[str, int]]] = {}  # by request, why the newest pass passed it over
@@ -310,6 +312,10 @@ class CoreState:
         assert min(self.steady) >= 0, "what is promised was added before"
         if self.resident is request:
             self.resident = None
+        if self.trial is request:
+            self.trial = None
+        if request.output_tokens > request.began_output:
+            request.advance(request.sequence_tokens, self.epoch)
         if request in self.parked_rows:
             self.parked_rows.remove(request)
         request.sequence = None

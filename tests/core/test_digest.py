@@ -146,6 +146,8 @@ def changed_container(name: str, value: Any, core: CoreState) -> Any:
         "parked_rows": [some],
         "relief": {"rows": Decided(1, "relief", 0, "park")},
         "resident": None,
+        "suspects": {some.number: None},
+        "trial": some,
         "kept": [b"\0" * 8],
         "gifts": {0: Gift(4, 1, Kind.PROMPT)},
         "checkpoints_given": [1, *core.checkpoints_given[1:]],

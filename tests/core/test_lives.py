@@ -170,7 +170,7 @@ def test_what_a_life_leaves_comes_first_and_in_order() -> None:
 def test_what_no_record_can_hold_is_left_out_and_all_else_goes_on() -> None:
     """First log probabilities, then output that its client brings back, at last the request, each time in words."""
     world = busy()
-    groups, most = world.core.recoverable(), 400
+    groups, most = world.core.recoverable(), 408
     parts, notes = parts_of(groups, world.core.next_request, world.now_ns, 1, most)
     assert [note.split("left out: ")[1] for note in notes] == [
         "log probabilities",

@@ -514,6 +514,10 @@ WAITED = {
         "another prompt is prefilled in parts, and its own 9,000 tokens would be too",
     ),
     "parked": ({"requests": 2}, "2 requests parked for want of memory; nobody is admitted"),
+    "trial": (
+        {"suspects": 3, "tried": 7},
+        "epochs died under 3 requests, each of which runs alone first, request 7 now",
+    ),
     "sibling": ({}, "an earlier choice of its group is still prefilled, whose pages it can share"),
     "queue": (
         {"ahead": 3, "stopped_at": 7},
@@ -527,6 +531,15 @@ def test_every_reason_to_wait_has_its_sentence(reason: str) -> None:
     """Each reason that a pass gives, with its numbers."""
     numbers, text = WAITED[reason]
     assert waiting(reason, numbers, BANDS) == text
+
+
+def test_a_trial_that_went_well_is_told() -> None:
+    """It waits again, and that is not because an epoch ended."""
+    told = Decided(0, "requeued", 4, "trial", {"epoch": 2, "tokens": 16, "output_tokens": 1})
+    assert sentence(told, BANDS) == (
+        "ran alone and got further, so it is no suspect, and waits until the others were tried; 16 tokens to compute "
+        "again, 1 of output kept"
+    )
 
 
 def test_what_no_row_knows_is_told_as_it_stands() -> None:

@@ -27,7 +27,7 @@ def test_random_worlds_hold_every_check_and_are_eventful() -> None:
         happened += ran.happened
     few = ("retracted memory", "retracted priority", "relief", "refused queue_full", "ended deadline", "ended fault")
     many = ("hits", "admitted", "ended length", "ended stop", "evicted units", "checkpoints given", "surplus tokens")
-    died = ("requeued", "recovered", "resumed adopted")
+    died = ("requeued epoch", "requeued trial", "recovered", "resumed adopted")
     assert not [name for name in (*few, *died, "draining", "ended abort") if happened[name] < 1], dict(happened)
     assert not [name for name in many if happened[name] < SEEDS], dict(happened)
 

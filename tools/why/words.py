@@ -85,6 +85,10 @@ WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
     "resident": lambda n, b: (
         f"another prompt is prefilled in parts, and its own {n.get('prompt_tokens', 0):,} tokens would be too"
     ),
+    "trial": lambda n, b: (
+        f"epochs died under {units(n.get('suspects', 0), 'request')}, each of which runs alone first"
+        + (f", request {n['tried']} now" if n.get("tried") else "")
+    ),
     "parked": lambda n, b: f"{units(n.get('requests', 0), 'request')} parked for want of memory; nobody is admitted",
     "sibling": lambda n, b: joined(
         "an earlier choice of its group is still prefilled, whose pages it can share", rest(n)
@@ -163,6 +167,8 @@ def _ended(told: Decided, bands: Bands) -> str:
 def _requeued(told: Decided, bands: Bands) -> str:
     n = told.numbers
     again = f"{n['tokens']:,} tokens to compute again, {n['output_tokens']:,} of output kept"
+    if told.reason == "trial":
+        return f"ran alone and got further, so it is no suspect, and waits until the others were tried; {again}"
     return f"waits again: epoch {n['epoch']} ended; {again}"
 
 

@@ -27,6 +27,7 @@ from daemon.core import (
     processing,
     resuming,
     scheduler,
+    suspects,
 )
 from daemon.core.memory import Memory
 from daemon.core.order import WaitingQueue
@@ -125,8 +126,8 @@ def nobody_counts_who_overtakes(patch: Patch) -> None:
     patch.set(WaitingQueue, "overtaken", property(lambda self: 0))
     began = patch.set(WaitingQueue, "began", None)
 
-    def uncounted(self: WaitingQueue, request: Any, tokens: int) -> None:
-        began(self, request, tokens)
+    def uncounted(self: WaitingQueue, request: Any, tokens: int, overtakes: bool = True) -> None:
+        began(self, request, tokens, overtakes)
         self._passed.clear()
 
     patch.set(WaitingQueue, "began", uncounted)
@@ -262,6 +263,13 @@ def ends_of_epochs_lose_output(patch: Patch) -> None:
     patch.set(epochs, "requeue", forgetful)
 
 
+def whoever_runs_is_to_blame(patch: Patch) -> None:
+    """Nobody is tried alone, and all that ran when epoch after epoch died end for it."""
+    honest = patch.set(suspects, "lost", None)
+    patch.set(suspects, "lost", lambda core, request, tried, item, out: honest(core, request, True, item, out))
+    patch.set(suspects, "line_up", lambda core: None)
+
+
 def a_dead_rank_ends_requests(patch: Patch) -> None:
     """The end of an epoch ends what lives, though another epoch follows."""
     ended = patch.set(epochs, "ended", None)
@@ -356,6 +364,7 @@ _ALL = (
     Canary(windows_are_a_token_short, "rank", _windowed),
     Canary(promises_are_kept_for_the_dead, "core"),
     Canary(ends_of_epochs_lose_output, "tokens", lambda case: _happens(case, "recover")),
+    Canary(whoever_runs_is_to_blame, "endings", lambda case: case.poison >= 0),
     Canary(a_dead_rank_ends_requests, "endings", lambda case: _happens(case, "recover")),
     Canary(restarts_forget_who_waits, "world", lambda case: _happens(case, "restart")),
     Canary(clients_hear_it_all_again, "world", lambda case: _happens(case, "resume")),

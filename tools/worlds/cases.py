@@ -42,6 +42,8 @@ SHORT_PPM = (300_000, 500_000, 700_000)  # how much of what all rows want there 
 # How often each number of stages is drawn, and what else; what happens at most once in a case.
 STAGES = (1, 1, 1, 2, 2, 3)
 DEATHS = (0.0, 0.0, 0.02, 0.06)  # how likely something dies behind an action
+POISONED = 0.2  # how likely a rank dies of one of the requests
+DEADLY_AT = (0, 0, 6, 40)  # positions of a request that are the death of a rank; where there is none, nobody dies
 DYING = ("recover", "recover", "restart", "resume", "resume", "snapshot")
 SINGLE = ("",) * 10 + ("epoch", "epoch", "drain", "drain", "stop", "degrade")
 
@@ -102,7 +104,8 @@ class Ask(msgspec.Struct):
 class Case(msgspec.Struct):
     """Everything that a run depends on. `pages`: the arena holds so many pages of full attention and nothing else.
 
-    `actions` are (what, number); what the number means, `tools.worlds.run` says.
+    `actions` are (what, number); what the number means, `tools.worlds.run` says. A rank that computes position
+    `deadly_at` of request `poison` dies of it, every time (-1: there is none such).
     """
 
     seed: int
@@ -112,6 +115,8 @@ class Case(msgspec.Struct):
     asks: list[Ask]
     actions: list[tuple[str, int]]
     stages: int = 1
+    poison: int = -1
+    deadly_at: int = 0
 
     @property
     def shape(self) -> Shape:
@@ -162,7 +167,8 @@ def draw(
     single = rng.choice(SINGLE)
     if single and not pressed and script:
         script.insert(rng.randrange(len(script)), (single, 0))
-    return Case(seed, family, pages, config, asks, script, stages)
+    poison = lives.randrange(len(asks)) if asks and lives.random() < POISONED else -1
+    return Case(seed, family, pages, config, asks, script, stages, poison, lives.choice(DEADLY_AT))
 
 
 def _config(rng: random.Random, caching: bool) -> CoreConfig:

@@ -169,6 +169,8 @@ class Endings(Checker):
     def __init__(self, config: CoreConfig, seed: int) -> None:
         super().__init__(config, seed)
         self.ended: dict[int, str] = {}
+        self.losses: Counter[int] = Counter()  # epochs in a row that died under a request and gave it no token
+        self.advanced: set[int] = set()  # who got a token in this epoch
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Decisions and messages agree, and nothing is said of what has ended but to whom asks again."""
@@ -179,7 +181,9 @@ class Endings(Checker):
             self.demand(again.items() <= self.ended.items(), f"told again are {again}, they ended as {self.ended}")
             told = {number: reason for number, reason in told.items() if number in decided}
         elif isinstance(item, inputs.EpochEnded) and item.recovers:
-            self.demand(not decided, f"{decided} ended with an epoch that another follows")
+            self._count_losses(world, [one.request for one in out.decisions if one.verdict == "requeued"], decided)
+        if out.tokens is not None:
+            self.advanced.update(out.tokens.requests.tolist())
         self.demand(decided == told, f"decided ends {decided}, told ends {told}")
         for number, reason in decided.items():
             allowed = self.REASONS.get(type(item), frozenset())
@@ -190,6 +194,17 @@ class Endings(Checker):
         live = sorted(world.core._state.requests)
         wanted = sorted(number for number in world.by_request if number not in self.ended)
         self.demand(live == wanted, f"live are {live}, accepted and not ended {wanted}")
+
+    def _count_losses(self, world: World, running: list[int], decided: dict[int, str]) -> None:
+        """With an epoch that another follows only what died of its prompt, again and at last alone, may end."""
+        for number in running:
+            self.losses[number] = 0 if number in self.advanced else self.losses[number] + 1
+        self.advanced.clear()
+        most = self.config.epoch_losses_max
+        guilty = [number for number in running if len(running) == 1 and self.losses[number] >= most > 0]
+        groups = [world.by_request[number][0] for number in guilty]
+        innocent = [number for number in decided if world.by_request[number][0] not in groups]
+        self.demand(not innocent, f"{innocent} ended with an epoch that another follows; it died under {running}")
 
     def rest(self, world: World) -> None:
         """Every choice has its end."""
@@ -418,8 +433,8 @@ class Overtaking(Checker):
         """Whoever is admitted overtakes all that wait and came before."""
         if isinstance(item, inputs.Recovered):
             self.passed_by.clear()
-        admitted = [one.request for one in out.decisions if one.verdict == "admitted"]
-        if not admitted:
+        admitted = [one.request for one in out.decisions if one.verdict == "admitted" and "losses" not in one.numbers]
+        if not admitted:  # who is tried alone overtakes nobody
             return
         waiting = world.core.view()["queue"]
         for number in admitted:

@@ -122,6 +122,8 @@ class Player:
         said = self._said(ask.parent) if ask.parent >= 0 else []
         generate = ask.generate(number, prompt_of(self.case, number, said))
         self.sent[number] = generate
+        if number == self.case.poison:
+            self.world.deadly[ask.frontend, generate.id] = self.case.deadly_at
         self.world.arrive(generate, ask.frontend, seed=number + 1)
 
     def turn(self, _: int) -> None:
@@ -244,7 +246,7 @@ class Player:
 
     def _count_decisions(self, world: World, item: inputs.Input, out: Outputs) -> None:
         for one in out.decisions:
-            told = one.verdict in ("ended", "refused", "retracted", "resumed")
+            told = one.verdict in ("ended", "refused", "retracted", "resumed", "requeued")
             reason = one.reason.partition(":")[0] if told else ""
             self.happened[f"{one.verdict} {reason}".strip()] += 1
             if one.verdict == "admitted":

@@ -85,6 +85,8 @@ def _smaller(case: Case) -> Iterator[Case]:
     for name, plain in PLAIN_CONFIG.items():
         if getattr(case.config, name) != plain:
             yield replace(case, config=replace(case.config, **{name: plain}))
+    if case.poison >= 0:
+        yield replace(case, poison=-1)
     if case.stages > 1:
         yield replace(case, stages=case.stages - 1)
     for at, (name, number) in enumerate(actions):
@@ -112,4 +114,4 @@ def _compact(case: Case) -> Case:
         msgspec.structs.replace(case.asks[number], parent=place.get(case.asks[number].parent, -1)) for number in sent
     ]
     actions = [(name, place[number] if name == "submit" else number) for name, number in case.actions]
-    return msgspec.structs.replace(case, asks=asks, actions=actions)
+    return msgspec.structs.replace(case, asks=asks, actions=actions, poison=place.get(case.poison, -1))

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from allocator.checks import STRICT, Checks
-from allocator.columns import i64, pack_i64
+from allocator.columns import i32, i64, pack_i64
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
@@ -27,6 +27,7 @@ from ipc.messages import (
     Accepted,
     Continued,
     Finished,
+    Forward,
     Generate,
     ModelFacts,
     Refused,
@@ -116,6 +117,8 @@ class World:
         self.steps: list[Step] = []
         self.quiet = 0  # the newest inputs that a machine could lose: nobody outside was promised anything by them
         self.launched_ns: dict[int, int] = {}  # by seq, of the steps whose report waits
+        self.deadly: dict[tuple[str, str], int] = {}  # requests whose rank dies when it computes this position
+        self.killing: set[int] = set()  # steps of this epoch under which it will
         self.wants_tick = False
         self.due_ns: int | None = None
         self.rank: RankDouble | None = None
@@ -132,6 +135,7 @@ class World:
         self.rank = RankDouble(arena, self.config, self.facts, self.epoch)
         self.processed = 0
         self.launched_ns.clear()
+        self.killing.clear()
         self.feed(inputs.EpochBegan(self.now_ns, self.epoch, arena, self.facts))
 
     def feed(self, item: inputs.Input) -> Outputs:
@@ -157,6 +161,8 @@ class World:
             self.launched_ns[out.step.seq] = self.now_ns
             assert self.rank is not None
             self.rank.apply(out.step, self.processed)
+            if self.deadly and out.step.forward is not None and self._is_deadly(out.step.forward):
+                self.killing.add(out.step.seq)
             if out.step.snapshot:
                 self.snapshots.append((len(self.inputs), core_state(self.core)))
         losable = isinstance(item, inputs.Ticked | inputs.Reported | inputs.FlushAsked)
@@ -167,6 +173,15 @@ class World:
         for watcher in self.watchers:
             watcher(self, item, out)
         return out
+
+    def _is_deadly(self, forward: Forward) -> bool:
+        """Whether a rank dies of it."""
+        for row, start, count in zip(i32(forward.rows), i32(forward.starts), i32(forward.counts), strict=True):
+            client, _ = self.by_request[int(self.core._state.rows.request[row])]
+            position = self.deadly.get((client.frontend, client.generate.id))
+            if position is not None and start + count > position:
+                return True
+        return False
 
     def _take_tokens(self, out: Outputs) -> None:
         if out.tokens is None:
@@ -267,9 +282,13 @@ class World:
         return self.feed(inputs.Ticked(self.now_ns))
 
     def report(self) -> Outputs:
-        """Feed the oldest report that waits; a step takes a millisecond at least."""
+        """Feed the oldest report that waits; a step takes a millisecond at least. Or the rank died of that step."""
         assert self.rank is not None
         report = self.rank.reports.popleft()
+        if report.seq in self.killing:
+            out = self.end_epoch()
+            self.begin()
+            return out
         self.now_ns = max(self.now_ns, self.launched_ns.pop(report.seq) + STEP_NS)
         item = msgspec.structs.replace(report, now_ns=self.now_ns)
         if item.seq in self.rank.launched:
