@@ -13,6 +13,8 @@ stores everything; what they exchange goes over `modeled_link`. The tokens are t
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Generator
 from typing import NamedTuple
@@ -48,6 +50,7 @@ OPTIONS = {
     "windows": "",  # window bands, as tokens joined by "," or "+": 64+128
     "state": "0",  # 1: recurrent state
     "depth": "0",  # blocks of one layer per band; 0: 1 of full attention alone, else 2; more where stages need them
+    "deadly_id": "0",  # a forward that computes this token kills the process, as a broken kernel would; 0: none does
     "blind": "0",  # 1: tokens come from their positions alone; nothing is stored, read, or passed between ranks
 }
 WINDOW_MIN = 2  # a position's hashes continue from the one before it, which its window must still show
@@ -67,6 +70,7 @@ class ModeledOptions(NamedTuple):
     windows: tuple[int, ...]
     state: int
     depth: int
+    deadly_id: int
     blind: int
 
     @property
@@ -211,6 +215,8 @@ class ModeledRunner:
     def launch(self, batch: Batch) -> Launched:
         """Store the hashes of the batch's tokens, read all that its rows see, and choose tokens."""
         check_tokens(batch, self._options.vocab_size)
+        if self._options.deadly_id and bool((batch.tokens == self._options.deadly_id).any()):
+            os.kill(os.getpid(), signal.SIGKILL)
         delay_us = self._options.delay_us + self._options.token_delay_us * batch.tokens.size
         work = self.compute(batch, self._stage)
         answer: Hashes | None = None
