@@ -175,11 +175,21 @@ class Daemon:
         """The core's configuration, as recorded in the journal."""
         return core_config(self._settings)
 
-    def bands(self) -> dict[str, tuple[int, int, int, int]]:
-        """Live, hole, pending and beyond units by band name, as the ranks reported them last."""
-        epoch = self.epochs.epoch
+    def bands(self) -> dict[str, tuple[int, ...]]:
+        """Live, hole, pending and beyond units by band name, summed over stages, as the ranks reported them last."""
+        epoch, stages = self.epochs.epoch, self.observer.bands
         names = [band.name for band in epoch.geometry.stages[0].bands] if epoch else []
-        return dict(zip(names, self.observer.bands, strict=False))
+        rows = zip(*stages, strict=True)
+        return {name: tuple(map(sum, zip(*row, strict=True))) for name, row in zip(names, rows, strict=False)}
+
+    def stage_bands(self) -> list[dict[str, tuple[int, int, int, int]]]:
+        """The same of each stage, without bands of which it stores nothing."""
+        epoch = self.epochs.epoch
+        stages = zip(epoch.geometry.stages, self.observer.bands, strict=False) if epoch else ()
+        return [
+            {band.name: row for band, row in zip(stage.bands, rows, strict=True) if band.unit_bytes}
+            for stage, rows in stages
+        ]
 
     def journal_state(self) -> dict[str, Any]:
         """How far the journal is, for status."""
@@ -196,7 +206,7 @@ class Daemon:
         """Set every gauge to what it is now."""
         metrics = self.metrics
         metrics.set_core(self.core.gauges())
-        metrics.set_bands(self.bands())
+        metrics.set_bands(self.stage_bands())
         metrics.set_events(self.gateway.stats, self.ranks.stats)
         metrics.journal_unsynced.set(self._writer.unsynced_bytes)
         metrics.journal_repairs.set(self.journal.repairs)

@@ -24,13 +24,13 @@ ITERATION_INPUTS_MAX = 256  # most inputs that one engine iteration takes
 class Collated:
     """One step is complete over its ranks: their digests, to be journaled first, and the input made of them.
 
-    `bands` has, per band and summed over stages, live, hole, pending and beyond units; `forward_us` is the slowest
+    `bands` has, per stage and band in chain order, live, hole, pending and beyond units; `forward_us` is the slowest
     rank's; `snapshots` has, by stage, its packed state where the step asked for it.
     """
 
     digests: list[Digested]
     reported: Reported
-    bands: list[tuple[int, int, int, int]] = field(default_factory=list)
+    bands: list[list[tuple[int, int, int, int]]] = field(default_factory=list)
     forward_us: int = 0
     snapshots: dict[int, bytes] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class BecameIdle:
 
 @dataclass(slots=True)
 class BandCounts:
-    """Hint: band counts after step `seq`, as in `Collated.bands`."""
+    """Hint: the counts of every band of every stage after step `seq`, each as in `Collated.bands`."""
 
     seq: int
     bands: list[tuple[int, int, int, int]]

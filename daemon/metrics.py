@@ -6,7 +6,7 @@ are set when somebody asks for them; counters and histograms follow the engine's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -64,8 +64,8 @@ CORE_TOTALS = {
 }
 # Numbers of the core whose names end in a band's, and the metric with that band as label.
 BAND_GAUGES = {
-    "cached_units_": ("cached_units", "units that the prefix cache holds, per band"),
-    "reclaimable_units_": ("reclaimable_units", "of those, units that no request reads, per band"),
+    "cached_units_": ("cached_units", "units that the prefix cache holds, per band, on each stage"),
+    "reclaimable_units_": ("reclaimable_units", "of those, units that no request reads, per band, on each stage"),
     "pinned_units_": ("pinned_units", "units of the prefix cache that pins name, per band"),
 }
 BAND_TOTALS = {
@@ -97,7 +97,11 @@ class Metrics:
         self._part_totals |= {name: self._counter(*row, ["kind"]) for name, row in KIND_TOTALS.items()}
         self._prefix_metrics()
         self._policies = self._gauge("policies", "1 for the policies that this daemon runs with", list(POLICIES))
-        self._bands = self._gauge("units", "units per band and state", ["band", "state"])
+        self._bands = self._gauge(
+            "units",
+            "units per band, pipeline stage and state; what is cached is so on every stage",
+            ["band", "stage", "state"],
+        )
         self._gateway = self._gauge("gateway_events", "counters of the gateway, hostile messages among them", ["event"])
         self._ranks = self._gauge("rank_stream_events", "counters of the rank streams", ["event"])
         self.success = self._counter("request_success", "ended choices by reason", ["finished_reason"])
@@ -189,11 +193,12 @@ class Metrics:
         if matched > cached:
             self.unusable.labels(cut or NO_CUT).inc(matched - cached)
 
-    def set_bands(self, bands: Mapping[str, tuple[int, int, int, int]]) -> None:
-        """Units per band, as the ranks reported them last."""
-        for name, states in bands.items():
-            for state, units in zip(BAND_STATES, states, strict=True):
-                self._bands.labels(name, state).set(units)
+    def set_bands(self, stages: Sequence[Mapping[str, tuple[int, int, int, int]]]) -> None:
+        """Units per band of each stage, as the ranks reported them last."""
+        for stage, bands in enumerate(stages):
+            for name, states in bands.items():
+                for state, units in zip(BAND_STATES, states, strict=True):
+                    self._bands.labels(name, str(stage), state).set(units)
 
     def set_events(self, gateway: Mapping[str, int], ranks: Mapping[str, int]) -> None:
         """Plain counters of the sockets."""

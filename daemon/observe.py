@@ -50,7 +50,7 @@ class Observer:
         found: list[str],
     ) -> None:
         """`found` is where the core's checks leave broken invariants; they are logged and taken out."""
-        self.bands: list[tuple[int, int, int, int]] = []  # as reported last
+        self.bands: list[list[tuple[int, int, int, int]]] = []  # by stage and band, as reported last
         self.flushes = 0  # of the prefix cache that were carried out and written
         self.flushed: dict[str, int] = {}  # the numbers of the newest one
         self._metrics = metrics

@@ -11,9 +11,9 @@ tensor ranks of a stage; the sampled digest of each last-stage rank with the tok
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
 import trio
 
 from allocator.columns import i32
@@ -143,14 +143,13 @@ def _who(report: Report) -> str:
     return f"rank {report.stage}.{report.rank}"
 
 
-def _bands(reports: list[Report]) -> list[tuple[int, int, int, int]]:
-    """Band counts summed over the first tensor rank of each stage."""
+def _bands(reports: list[Report]) -> list[list[tuple[int, int, int, int]]]:
+    """Band counts of the first tensor rank of each stage, in the order of stages; empty where a stage told none."""
     columns = {report.stage: i32(report.bands) for report in reversed(reports) if report.bands}
-    if not columns:
+    if len(columns) < len({report.stage for report in reports}):
         return []
-    first, *others = columns.values()
-    total = np.add(first, sum(others)) if others else first
-    return [(live, hole, pending, beyond) for live, hole, pending, beyond in total.reshape(-1, 4).tolist()]
+    rows = [columns[stage].reshape(-1, 4).tolist() for stage in sorted(columns)]
+    return [[(live, hole, pending, beyond) for live, hole, pending, beyond in stage] for stage in rows]
 
 
 class ResultProcessor:
@@ -202,6 +201,6 @@ class ResultProcessor:
 
     def _hint(self, collated: Collated) -> None:
         try:
-            self._hints.send_nowait(BandCounts(collated.reported.seq, collated.bands))
+            self._hints.send_nowait(BandCounts(collated.reported.seq, list(chain.from_iterable(collated.bands))))
         except trio.WouldBlock:
             return

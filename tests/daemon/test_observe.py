@@ -211,10 +211,17 @@ def test_totals_follow_the_core() -> None:
     assert scene.value("num_requests_waiting") == 4
     assert scene.value("generation_tokens_total") == 25
     assert scene.value("num_preemptions_total") == 1
-    scene.metrics.set_bands({"full": (5, 2, 1, 92)})
-    assert scene.value("units", band="full", state="hole") == 2
+
+
+def test_units_are_told_by_stage() -> None:
+    """What the cache holds is held on every stage: a reader compares it with each, and a sum would be too much."""
+    scene = Scene()
+    scene.metrics.set_bands([{"full": (5, 2, 1, 92)}, {"full": (5, 0, 1, 44), "state": (1, 0, 0, 7)}])
+    assert scene.value("units", band="full", stage="0", state="hole") == 2
+    assert scene.value("units", band="full", stage="1", state="beyond") == 44
     text = scene.metrics.exposition()
-    assert 'bandmaster:units{band="full",state="live"} 5.0' in text
+    assert 'bandmaster:units{band="full",stage="0",state="live"} 5.0' in text
+    assert 'band="state",stage="0"' not in text, "a stage tells nothing of a band that it does not store"
 
 
 def test_a_broken_invariant_is_one_line() -> None:

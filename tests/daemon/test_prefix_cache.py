@@ -295,7 +295,7 @@ async def test_U8_a_request_holds_the_slots_that_admission_charges(
         started = trio.Event()
         nursery.start_soon(lambda: ask_for(client, "a", some_prompt(8, 40), 100, started=started))
         await started.wait()
-        held = await counted(client, "units", band="state", state="live")
+        held = await counted(client, "units", band="state", stage="0", state="live")
         cached = await counted(client, "cached_units", band="state")
         assert (held, cached) == (slots, 0)
 

@@ -80,11 +80,11 @@ def test_every_interleaving_of_two_steps() -> None:
 
 
 def test_what_the_core_is_told() -> None:
-    """The tokens are the last stage's, bands are summed over stages, the time is the slowest rank's."""
+    """The tokens are the last stage's, bands are told by stage, the time is the slowest rank's."""
     made = collator(1)
     done = [collated for report in reports_of(1)[0] for collated in made.add(report, 9)]
     assert done[0].reported == Reported(9, 1, 1, pack_i32([1, 2]), pack_i32([1, 1]), pack_i64([10, 11]), [])
-    assert done[0].bands == [(3, 4, 6, 8)]
+    assert done[0].bands == [[(1, 2, 3, 4)], [(2, 2, 3, 4)]]
     assert done[0].forward_us == 101
     assert [(entry.stage, entry.rank) for entry in done[0].digests] == RANKS
 

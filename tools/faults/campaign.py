@@ -44,7 +44,6 @@ class Plan:
     sizes: Sizes
     strikes: tuple[Strike, ...]
     patience_s: float
-    stages: int = 1
     ties_within: float = 0.0  # bound of the log probabilities of a near-tie; 0: there are none
     environ: dict[str, str] = field(default_factory=dict)
     notes: Path | None = None  # where planted faults leave their notes
@@ -95,7 +94,7 @@ def run(plan: Plan, told: Any) -> Result:
 
 async def _rounds(plan: Plan, server: OwnServer, result: Result, told: Any) -> None:
     tasks = draw_tasks(plan.seed, plan.clients, plan.sizes)
-    async with Rounds(server, tasks, plan.patience_s, plan.stages, uuid.uuid4().hex[:6]).open() as rounds:
+    async with Rounds(server, tasks, plan.patience_s, uuid.uuid4().hex[:6]).open() as rounds:
         quiet = await rounds.run(0, None, 0.0, plan.notes)
         result.undisturbed_s = quiet.ended_s - quiet.began_s
         result.outputs = [story.tokens for story in quiet.stories]
@@ -177,7 +176,7 @@ def _at_the_end(server: OwnServer, result: Result) -> None:
         deadline = time.monotonic() + FLUSHED_WITHIN_S
         while True:  # the ranks report a step behind the answer
             live = by_band(server.metrics(), "units", ("live", "pending"))
-            result.units_after_flush = {**live, **units_left(server, 1)}
+            result.units_after_flush = {**live, **units_left(server)}
             if not any(result.units_after_flush.values()) or time.monotonic() > deadline:
                 break
             time.sleep(FLUSH_LOOK_S)

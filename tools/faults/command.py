@@ -115,7 +115,6 @@ def plan_of(options: argparse.Namespace, serve: list[str]) -> Plan:
         sizes=Sizes(output=bounds(options.output_tokens), sampled_one_in=4 if modeled else 0),
         strikes=strikes,
         patience_s=options.patience,
-        stages=options.pp,
         ties_within=0.0 if modeled else options.tie_bound,
     )
 

@@ -7,6 +7,7 @@ everything asked in this one has ended, the server is green and holds nothing bu
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from tools.faults.wire_clients import WireFrontEnd
 from tools.faults.work import CLIENT, HTTP, Story, Task
 from tools.own_server import OwnServer, ServerFailed
 
+LABEL = re.compile(r'(\w+)="([^"]*)"')  # of a sample
 STRIKE_WITHIN_S = 1.0  # of the end of the last client
 VICTIM_WITHIN_S = 10.0
 LAUNCHER_RESTS_S = 2.0  # how long a stopped launcher stays stopped
@@ -56,11 +58,10 @@ class Round:
 class Rounds:
     """Runs rounds against one server, which it starts again where a strike ended it."""
 
-    def __init__(self, server: OwnServer, tasks: list[Task], patience_s: float, stages: int, nonce: str) -> None:
+    def __init__(self, server: OwnServer, tasks: list[Task], patience_s: float, nonce: str) -> None:
         self.server = server
         self._tasks = tasks
         self._patience_s = patience_s
-        self._stages = stages
         self._nonce = nonce
         self._watch = Watch(server.url)
         endpoint = f"ipc://{Path(server.run_dir).absolute() / 'front.sock'}"
@@ -221,7 +222,7 @@ class Rounds:
             return
         with trio.move_on_after(IDLE_WITHIN_S):
             while True:
-                done.units_left = await trio.to_thread.run_sync(units_left, self.server, self._stages)
+                done.units_left = await trio.to_thread.run_sync(units_left, self.server)
                 if not done.units_left:
                     return
                 await trio.sleep(LOOK_S)
@@ -236,7 +237,7 @@ def read_notes(done: Round, notes: Path) -> None:
         done.victim = ", ".join(f"{note['process']} at {note['number']}" for note in fired)
 
 
-def units_left(server: OwnServer, stages: int) -> dict[str, float]:
+def units_left(server: OwnServer) -> dict[str, float]:
     """What keeps the server from being at rest: requests and steps, and units that nothing reclaimable accounts for."""
     try:
         metrics = server.metrics()
@@ -246,11 +247,16 @@ def units_left(server: OwnServer, stages: int) -> dict[str, float]:
     for name in ("requests_running", "requests_waiting", "requests_prefilling", "requests_parked", "steps_in_flight"):
         if value := metrics.get(f"bandmaster:num_{name}", 0.0):
             left[f"num_{name}"] = value
-    held, cached = by_band(metrics, "units", ("live", "pending")), by_band(metrics, "cached_units")
-    for band, value in held.items():
-        # What is cached is counted once, what is live on every stage that has the band.
-        if value not in {cached.get(band, 0.0) * times for times in range(1, stages + 1)}:
-            left[f"units of {band}"] = value - cached.get(band, 0.0)
+    cached = by_band(metrics, "cached_units")
+    held: dict[tuple[str, str], float] = {}
+    for sample, value in metrics.items():
+        labels = dict(LABEL.findall(sample))
+        if sample.startswith("bandmaster:units{") and labels["state"] in ("live", "pending"):
+            place = labels["band"], labels["stage"]
+            held[place] = held.get(place, 0.0) + value
+    for (band, stage), value in held.items():
+        if value != cached.get(band, 0.0):  # what is cached is so on every stage that stores the band
+            left[f"units of {band} on stage {stage}"] = value - cached.get(band, 0.0)
     return left
 
 
@@ -258,8 +264,7 @@ def by_band(metrics: dict[str, float], name: str, states: tuple[str, ...] = ("",
     """A metric's sum by band, over some of its states."""
     found: dict[str, float] = {}
     for sample, value in metrics.items():
-        labels = sample.removeprefix(f"bandmaster:{name}{{")
-        if labels != sample and any(f'state="{state}"' in labels or not state for state in states):
-            band = labels.partition('band="')[2].partition('"')[0]
-            found[band] = found.get(band, 0.0) + value
+        labels = dict(LABEL.findall(sample))
+        if sample.startswith(f"bandmaster:{name}{{") and labels.get("state", "") in states:
+            found[labels["band"]] = found.get(labels["band"], 0.0) + value
     return found
