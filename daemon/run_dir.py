@@ -110,7 +110,11 @@ class RunDir:
 
     def _locked(self, file: Path, who: str) -> int:
         """The handle of a file that is ours alone from now on and names us; raises RunDirInUse naming who has it."""
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            text = f"the run directory {self.path} cannot be used: {file.name}: {error.strerror}"
+            raise DaemonError(Exit.USAGE, text) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

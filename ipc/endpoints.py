@@ -68,8 +68,13 @@ def check_tcp(endpoint: str, has_keys: bool, insecure: bool) -> None:
 
 def private_directory(path: Path) -> None:
     """Make `path` with mode 0700, or check that an existing one is ours and nobody else can write in it."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except FileExistsError:
+        raise EndpointError(f"{path} is not a directory: name another one, or one that does not exist yet") from None
+    except OSError as error:
+        raise EndpointError(f"the directory {path} cannot be made or used: {error.strerror}") from error
     if found.st_uid != os.geteuid():
         raise EndpointError(f"the directory {path} belongs to uid {found.st_uid}, not to us (uid {os.geteuid()})")
     if found.st_mode & 0o022:

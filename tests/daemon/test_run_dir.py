@@ -6,10 +6,14 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import daemon.__main__
+import daemon.launcher
 import daemon.run_dir
 from daemon.exits import Exit
 from daemon.run_dir import RunDir, RunDirInUse, default_path, process_started
@@ -121,3 +125,19 @@ def test_the_default_is_per_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_path(Settings(port=8123)) == tmp_path / "bandmaster" / "port-8123"
     assert default_path(Settings(run_dir="x")) == Path("x").absolute()
+
+
+@pytest.mark.parametrize("main", [daemon.launcher.main, daemon.__main__.main])
+@pytest.mark.parametrize(("place", "says"), [("{here}/file", "not a directory"), ("/proc/nope", "cannot be made")])
+def test_a_place_that_can_be_no_directory_is_refused_in_one_line(
+    main: Callable[[list[str]], int], place: str, says: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """A file, or a place where nothing can be made: one line on stderr and code 2, from whoever is told to use it."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(daemon.__main__, "die_with_parent", lambda number: None)
+    where = place.format(here=tmp_path)
+    assert main(["--run-dir", where]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert where in said
+    assert says in said
+    assert said.count("\n") == 1
