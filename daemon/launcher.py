@@ -28,6 +28,8 @@ import trio
 from daemon.config import load, to_environment, unknown_variables
 from daemon.endpoints import front_client
 from daemon.exits import DaemonError, Exit
+from daemon.faults import VARIABLE as FAULTS
+from daemon.faults import parse as parse_faults
 from daemon.keeper import Keeper
 from daemon.listening import LISTEN_VARIABLE, PULSE_VARIABLE, listen, url_of
 from daemon.logs import open_log
@@ -292,6 +294,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve; returns the exit code (`daemon.exits`)."""
     try:
         settings = load("serve", list(sys.argv[1:] if argv is None else argv), ABOUT)
+        parse_faults(
+            os.environ.get(FAULTS, "")
+        )  # each process takes its own: a wrong text is refused before any starts
         run_dir = RunDir(default_path(settings))
         run_dir.prepare()
         run_dir.claim_server()

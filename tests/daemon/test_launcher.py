@@ -359,3 +359,14 @@ def test_interrupted_before_anything_was_served(tmp_path: Path, monkeypatch: Any
 def test_a_server_names_its_model(model: str, name: str) -> None:
     """Without `--served-model-name` the API shows the directory's or file's name."""
     assert served_name(model) == name
+
+
+def test_wrong_faults_are_refused_before_anything_starts(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """A BANDMASTER_FAULTS that means nothing: code 2, the reason on stderr, no child and no run directory."""
+    monkeypatch.setenv("BANDMASTER_FAULTS", "bogus")
+    monkeypatch.setattr(daemon.launcher, "module_command", lambda *_: pytest.fail("something is started"))
+    assert daemon.launcher.main(["--run-dir", str(tmp_path / "run")]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "BANDMASTER_FAULTS" in said
+    assert "bogus" in said
+    assert not (tmp_path / "run").exists()
