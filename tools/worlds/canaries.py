@@ -253,14 +253,14 @@ def promises_are_kept_for_the_dead(patch: Patch) -> None:
 
 def ends_of_epochs_lose_output(patch: Patch) -> None:
     """A request whose rank died begins again, and its client is told the same tokens a second time."""
-    requeue = patch.set(epochs, "requeue", None)
+    requeue = patch.set(suspects, "requeue", None)
 
     def forgetful(core: CoreState, request: Any, now_ns: int) -> Any:
         done = requeue(core, request, now_ns)
         request.kept, request.output_tokens, request.output_logprobs = [], 0, []
         return done
 
-    patch.set(epochs, "requeue", forgetful)
+    patch.set(suspects, "requeue", forgetful)
 
 
 def whoever_runs_is_to_blame(patch: Patch) -> None:
