@@ -144,6 +144,7 @@ class Daemon:
             log=log,
             asks=Answers(self).handlers(),
             silence_s=settings.frontend_timeout_s,
+            trouble=lambda: self.epochs.trouble,
         )
         self.journal = JournalActor(self._writer, to_engine, self.gateway, clock, log, self.observer.synced)
         self.results = ResultProcessor(clock, reports, to_engine, to_compaction, self.ranks.accuse)

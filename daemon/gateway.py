@@ -85,8 +85,12 @@ class Gateway:
         keys: ServerKeys | None = None,
         insecure: bool = False,
         silence_s: float = 10.0,
+        trouble: Callable[[], str] = str,
     ) -> None:
-        """`names` is the core's live list of front ends, `draw_seed` gives a fresh int64 per request."""
+        """`names` is the core's live list of front ends, `draw_seed` gives a fresh int64 per request.
+
+        `trouble` says what is waited for while the door is closed; empty where there is nothing to say.
+        """
         self._endpoint, self._keys, self._insecure = endpoint, keys, insecure
         self._life, self._limits = life, limits
         self._mailbox, self._names = mailbox, names
@@ -94,6 +98,7 @@ class Gateway:
         self._asks = dict(asks or {})
         self._asks_running = 0
         self._silence_s = silence_s
+        self._trouble = trouble
         self._log = log
         self._facts: ModelFacts | None = None
         self._sessions = Sessions(limits)
@@ -389,7 +394,7 @@ class Gateway:
             self._reject(identity, "version", problem)
             return
         if self._facts is None:
-            self._reject(identity, "booting", "the model is being loaded")
+            self._reject(identity, "booting", self._trouble() or "the model is being loaded")
             return
         session, replaced = self._sessions.connect(message.frontend, identity, trio.current_time())
         if session is None:

@@ -63,7 +63,8 @@ class DaemonClient:
         """`return_within_s`: how long open streams wait for a daemon that gives no sign of life; 0: not at all."""
         self.endpoint = endpoint
         self.frontend = frontend
-        self.lost_reason = "not connected yet"
+        self._absent = "not connected yet"  # why the newest attempt led to nothing
+        self._parted = ""  # why the last connection ended; empty while there is one, and before the first
         self._streams = OpenStreams()
         self.stats = self._streams.stats
         self.stats |= {"connects": 0, "lost": 0}
@@ -101,6 +102,17 @@ class DaemonClient:
     def connected(self) -> bool:
         """True while a daemon has welcomed us and is not found lost."""
         return self._connection is not None
+
+    @property
+    def lost_reason(self) -> str:
+        """Why there is no daemon: how the last connection ended, who waits, how it looks now; empty with one."""
+        if self._connection is not None:
+            return ""
+        if not self._parted:
+            return self._absent
+        waiting = f"; streams that wait for it: {len(self._streams)}" if len(self._streams) else ""
+        now = f"; now: {self._absent}" if self._absent else ""
+        return f"{self._parted}{waiting}{now}"
 
     @property
     def welcome(self) -> Welcome | None:
@@ -194,7 +206,7 @@ class DaemonClient:
         try:
             greeting = await shake_hands(socket, self.frontend, self._booting)
             if isinstance(greeting, NoWelcome):
-                self.lost_reason = greeting.reason
+                self._absent = greeting.reason
                 self._final = greeting.reason if greeting.final else ""
                 self._tell()
                 return greeting.pause_s
@@ -208,7 +220,7 @@ class DaemonClient:
         return 0.0
 
     def _booting(self, reason: str) -> None:
-        self.lost_reason = reason
+        self._absent = reason
         self._alive_s = trio.current_time()
 
     def _meet(self, connection: Connection) -> None:
@@ -226,7 +238,7 @@ class DaemonClient:
         """A connection is over: streams wait for the next one, or end."""
         reason = connection.ended or "this front end is stopping"
         self._connection = None
-        self.lost_reason = reason
+        self._parted, self._absent = reason, ""
         self._heard_s, self._alive_s = connection.heard_s, trio.current_time()
         self.stats["lost"] += bool(connection.ended)
         if self._log is not None:

@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from daemon.exits import Exit
+from ipc.client import DaemonClient
 from ipc.keys import load_client_keys, make_keys
 from tests.daemon.daemon_process import PATIENCE_S, ROOT, DaemonProcess, running, under_load
 from tests.daemon.test_recovery import Told, follow, health
@@ -61,6 +62,20 @@ def placed(endpoint: str, keys: Path, output: Path) -> Iterator[list[subprocess.
             for child in children:
                 child.kill()
             process.wait()
+
+
+async def test_a_first_boot_without_its_ranks_names_them_at_the_door(tmp_path: Path) -> None:
+    """Nobody was welcomed yet, so that nobody can ask: the answer to who knocks says which ranks have not joined."""
+    run_dir = tmp_path / "run"
+    flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", f"ipc://{run_dir}/ranks.sock"]
+    daemon = DaemonProcess(run_dir, *flags, environ=TOKEN)
+    try:
+        async with DaemonClient(f"ipc://{run_dir}/front.sock", "fe") as client:
+            with trio.fail_after(PATIENCE_S):
+                while "not joined: 0.0, 0.1" not in client.lost_reason:
+                    await trio.sleep(0.05)
+    finally:
+        daemon.kill()
 
 
 async def test_ranks_placed_elsewhere_come_back_after_a_loss(tmp_path: Path) -> None:

@@ -62,6 +62,15 @@ async def test_the_welcome_tells_version_model_limits_and_life(endpoint: str) ->
         assert await peer.ask(Connect("fe")) == Welcome(1, FACTS, Limits().as_dict(), "life-1")
 
 
+async def test_a_closed_door_says_what_is_waited_for(endpoint: str) -> None:
+    """The reason of the moment is in the answer; where there is none, the model is being loaded."""
+    reasons = ["booting: ranks that have not joined: 0.1", ""]
+    async with gateway(endpoint, opened=False, trouble=lambda: reasons.pop(0)) as world:
+        peer = await world.peer()
+        assert await peer.ask(Connect("fe")) == Rejected("booting", "booting: ranks that have not joined: 0.1")
+        assert await peer.ask(Connect("fe")) == Rejected("booting", "the model is being loaded")
+
+
 @pytest.mark.parametrize(
     ("message", "code"),
     [

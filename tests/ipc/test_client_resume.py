@@ -426,3 +426,26 @@ async def test_nothing_heard_of_a_stream_ends_it(endpoint: str) -> None:
         await daemon.send(Rejected("not_connected", "who are you?"))
         with pytest.raises(DaemonLost, match="taken up 16 times"):
             await anext(stream)
+
+
+async def test_who_waits_says_what_for(endpoint: str) -> None:
+    """How the last connection ended, how many wait, how it looks now; nothing of it while one is there."""
+    async with cut(endpoint) as (client, again):
+        assert client.lost_reason == "not connected yet"
+        daemon = await again()
+        assert client.lost_reason == ""
+        async with client.generate(request()) as stream:
+            await accept(daemon, 1)
+            assert isinstance(await anext(stream), Accepted)
+            daemon.welcoming = False
+            await daemon.send(Rejected("not_connected", "who are you?"))
+            await daemon.got.receive()
+            assert "who are you?; streams that wait for it: 1" in client.lost_reason
+            await daemon.send(Rejected("booting", "booting: ranks that have not joined: 0.1"))
+            await daemon.got.receive()
+            assert "who are you?; streams that wait for it: 1" in client.lost_reason
+            assert client.lost_reason.endswith("; now: booting: ranks that have not joined: 0.1")
+            daemon.welcoming = True
+            await daemon.send(Rejected("booting", "soon"))
+            assert await daemon.got.receive() == resume("a", [])
+            assert client.lost_reason == ""
