@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from allocator.columns import i64
+from daemon.faults import parse
+from tools.faults.command import check_ranks, main
 from tools.faults.strikes import EXPECTED, KINDS, Strike, parse_kinds, plan
 from tools.faults.work import CLIENT, HTTP, WIRE, Sizes, draw_tasks
 
@@ -65,3 +70,20 @@ def test_tasks_are_drawn_once_and_salted_by_the_round() -> None:
     assert i64(message.prompt).tolist() == salted.body(2)["prompt"]
     assert message.namespace == f"salt:{salted.body(2)['cache_salt']}"
     assert not any(task.temperature for task in draw_tasks(1, 32, Sizes(sampled_one_in=0)))
+
+
+@pytest.mark.parametrize("flags", [["--tp", "1"], ["--tp", "9", "--pp", "9"]])
+def test_a_fault_of_a_rank_that_will_not_be_there_is_refused_first(
+    flags: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Code 2, the rank and the layout named, before any server runs."""
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "--run-dir", str(tmp_path / "run"), *flags, "rank-9-9:report=30:kill"])
+    assert caught.value.code == 2
+    assert "there is no rank-9-9" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_faults_of_ranks_that_will_be_there_are_taken() -> None:
+    """The last rank of a layout, every rank, and the daemon."""
+    check_ranks(parse("rank-1-2:step=3:kill;rank-*:step=3:kill;daemon:journal.write=3:kill"), 2, 3)

@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 
 from daemon.exits import DaemonError
-from daemon.faults import parse
+from daemon.faults import Spec, parse
 from tools.faults import show
 from tools.faults.campaign import CampaignFailed, Plan, Result, run
 from tools.faults.cases import Case, cases, run_case
@@ -146,6 +146,15 @@ def _below(made: Plan, name: str) -> Plan:
     return replace(made, run_dir=made.run_dir / name)
 
 
+def check_ranks(specs: list[Spec], stages: int, ranks: int) -> None:
+    """Raises ValueError for a specification of a rank that the server will not have."""
+    there = [f"rank-{stage}-{rank}" for stage in range(stages) for rank in range(ranks)]
+    for spec in specs:
+        if spec.process not in ("daemon", "rank-*", *there):
+            allowed = ", ".join(there)
+            raise ValueError(f"{spec.text}: there is no {spec.process} with --pp {stages} --tp {ranks}, only {allowed}")
+
+
 def end_in_order() -> None:
     """SIGTERM is Ctrl-C here: the server ends with us."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -166,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "run" and bool(options.specs) == options.each:
             raise ValueError("name specifications, or --each")
         if options.command == "run":
-            parse(";".join(options.specs))
+            check_ranks(parse(";".join(options.specs)), options.pp, options.tp)
     except (ValueError, DaemonError) as error:
         cli.error(str(error))
     began = time.monotonic()
