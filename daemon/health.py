@@ -99,7 +99,7 @@ class Health:
     def _note(self, vitals: Vitals) -> int:
         """Nanoseconds without progress while there was work; 0 when there is none."""
         now_ns = self._clock.now_ns()
-        working = vitals.live_requests > 0
+        working = vitals.live_requests > 0 and vitals.epoch > 0 and not vitals.trouble  # else there is a better reason
         if vitals.scheduled_tokens != self._progress or not (working and self._worked):
             self._progress, self._moved_ns = vitals.scheduled_tokens, now_ns
         self._worked = working

@@ -128,3 +128,24 @@ trio.run(hang)
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=20, check=False)
     assert done.returncode == 1
     assert "where_it_hangs" in (tmp_path / "hang.txt").read_text()
+
+
+async def test_no_stall_while_no_epoch_runs(autojump_clock: trio.testing.MockClock) -> None:
+    """Ranks that load schedule nothing: not ready, for that reason alone; the count begins with the epoch."""
+    scene = Scene()
+    scene.set(live_requests=5, scheduled_tokens=10)
+    scene.health.report()
+    await trio.sleep(10)
+    scene.set(trouble="recovering: rank 0.0 was killed by SIGKILL")
+    for _ in range(60):
+        await trio.sleep(1)
+        report = scene.health.report()
+        assert report["progress"]
+        assert not report["ready"]
+        assert report["reasons"] == ["recovering: rank 0.0 was killed by SIGKILL"]
+    scene.set(trouble="")
+    assert scene.health.report()["progress"]
+    await trio.sleep(14)
+    assert scene.health.report()["progress"]
+    await trio.sleep(2)
+    assert not scene.health.report()["progress"]
