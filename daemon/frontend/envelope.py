@@ -103,8 +103,8 @@ class Envelope:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode())]
             await send(message)
 
-        service.open_requests += 1
-        metrics.open.set(service.open_requests)
+        monitor = scope["path"].startswith(OPEN_PATHS)
+        service.note_open(1, monitor)
         try:
             check_key(scope, service.api_keys)
             await self._app(scope, receive, tagged)
@@ -118,8 +118,7 @@ class Envelope:
             else:
                 raise  # the answer is cut off: the connection must not look whole
         finally:
-            service.request_ended()
-            metrics.open.set(service.open_requests)
+            service.note_open(-1, monitor)
             metrics.responses.labels(route_label(scope), str(status or "none")).inc()
             self._line(scope, identity, status, metrics.now_s() - arrived_s)
 

@@ -32,8 +32,11 @@ def unavailable(code: str, message: str) -> ApiError:
 class Daemon(Protocol):
     """The part of `ipc.client.DaemonClient` that the front end uses."""
 
-    lost_reason: str
     stats: dict[str, int]
+
+    @property
+    def lost_reason(self) -> str:
+        """Why no daemon is connected; empty while one is."""
 
     @property
     def connected(self) -> bool:
@@ -71,7 +74,8 @@ class Service:
     threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(PREPARE_THREADS))
     heavy: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     bodies: Bodies = field(default_factory=Bodies)
-    open_requests: int = 0
+    open_requests: int = 0  # without those of monitors
+    open_monitors: int = 0
     _met: bool = False  # a daemon was connected once
     idle: trio.Event = field(default_factory=trio.Event)  # set when draining and no request is open
 
@@ -79,12 +83,16 @@ class Service:
         """Take nothing new from now on; `idle` is set when the last open request has ended."""
         self.draining = True
         self.daemon.stop_waiting()
-        self.request_ended(0)
+        self.note_open(0)
 
-    def request_ended(self, count: int = 1) -> None:
-        """An HTTP request is over."""
-        self.open_requests -= count
-        if self.draining and self.open_requests == 0:
+    def note_open(self, change: int, monitor: bool = False) -> None:
+        """HTTP requests began (+) or are over (-). Those of monitors are waited for, and are no load."""
+        if monitor:
+            self.open_monitors += change
+        else:
+            self.open_requests += change
+        self.metrics.open.set(self.open_requests)
+        if self.draining and self.open_requests + self.open_monitors == 0:
             self.idle.set()
 
     def model(self) -> Model:

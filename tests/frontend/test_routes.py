@@ -226,3 +226,13 @@ async def test_X10_a_flush_of_the_cache_is_done_or_says_why_not(answer, status, 
         assert response.json() == json.loads(answer.body)
     else:
         assert response.json()["error"]["code"] == code
+
+
+async def test_monitors_are_no_load():
+    """An idle server says so to whoever asks: neither /health nor /metrics counts the question itself."""
+    service, _ = make_service(says("x"))
+    async with http_client(service) as client:
+        health = (await client.get("/health")).json()
+        metrics = (await client.get("/metrics")).text
+    assert health["open_requests"] == 0
+    assert "http_open_requests 0.0" in metrics
