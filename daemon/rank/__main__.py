@@ -20,7 +20,7 @@ import trio
 from daemon.exits import DaemonError
 from daemon.faults import Faults, planted
 from daemon.processes import die_with_parent
-from daemon.rank.command_line import EXIT_FAULT, EXIT_USAGE, add_connection
+from daemon.rank.command_line import EXIT_FAULT, EXIT_USAGE, JOIN_TIMEOUT_S, add_connection
 from daemon.rank.errors import RankError
 from daemon.rank.faults import FaultyStream
 from daemon.rank.loop import Place, RankLoop
@@ -53,6 +53,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--endpoint", required=True, help="where the daemon's rank socket is, as ipc:// or tcp://")
     parser.add_argument("--stage", type=int, default=0, help="pipeline stage")
     parser.add_argument("--rank", type=int, default=0, help="tensor rank within the stage")
+    parser.add_argument("--join-timeout", type=float, default=JOIN_TIMEOUT_S, metavar="S", help="to be taken in [60]")
     add_connection(parser)
     parser.add_argument("--token", default="", help=f"token for Join; better given in {TOKEN_VARIABLE}")
     return parser.parse_args(argv)
@@ -84,7 +85,7 @@ async def serve(arguments: argparse.Namespace, token: str, faults: Faults) -> in
         structlog.get_logger("rank").error("cannot connect", error=str(error))
         return EXIT_USAGE
     try:
-        code = await RankLoop(stream, Place(arguments.stage, arguments.rank), faults).run()
+        code = await RankLoop(stream, Place(arguments.stage, arguments.rank), faults, arguments.join_timeout).run()
     except* (IpcError, RankError, trio.TooSlowError) as group:
         structlog.get_logger("rank").error("cannot go on", errors=[repr(error) for error in group.exceptions])
     finally:

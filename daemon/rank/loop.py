@@ -51,10 +51,13 @@ class Place(NamedTuple):
 class RankLoop:
     """One epoch of one rank; `run` returns the process's exit code."""
 
-    def __init__(self, stream: RankStream, place: Place, faults: Faults | None = None) -> None:
+    def __init__(
+        self, stream: RankStream, place: Place, faults: Faults | None = None, join_within_s: float = JOIN_TIMEOUT_S
+    ) -> None:
         self._stream = stream
         self._place = place
         self._faults = faults
+        self._join_within_s = join_within_s
         self._received = 0
         self._reported = 0
         self._exit_code = EXIT_STOPPED
@@ -72,9 +75,9 @@ class RankLoop:
     async def run(self) -> int:
         """Serve one epoch; the exit code is one of those of `command_line`."""
         try:
-            hello = await self._stream.join(os.getpid(), JOIN_TIMEOUT_S)
+            hello = await self._stream.join(os.getpid(), self._join_within_s)
         except trio.TooSlowError:
-            log.error("not joined", within_s=JOIN_TIMEOUT_S)
+            log.error("not joined", within_s=self._join_within_s)
             return EXIT_NOT_JOINED
         log.info("joined", epoch=hello.epoch, model=hello.settings.model_name, runner=hello.settings.runner)
         self._thread.start()

@@ -37,6 +37,7 @@ from daemon.rank.errors import BadOption
 
 WITHOUT_DAEMON_S = 600.0
 SURELY_JOINED_S = JOIN_TIMEOUT_S + 10  # a process that lived so long had joined
+JOIN_LEAST_S = 1.0
 PAUSE_FIRST_S, PAUSE_MOST_S = 0.1, 5.0
 FROZEN_S = 15.0
 LOOK_S = 0.2
@@ -55,13 +56,23 @@ class RemotePlace(NamedTuple):
     environ: dict[str, str]
 
 
-def place_of(stage: int | None, rank: int | None, tensor_ranks: int, environ: Mapping[str, str]) -> RemotePlace:
+def place_of(
+    stage: int | None, rank: int | None, tensor_ranks: int, environ: Mapping[str, str], stages: int | None = None
+) -> RemotePlace:
     """By flags, else by the launcher's environment; raises BadOption naming what is missing or contradicts."""
     local = {"LOCAL_RANK": _find(LOCAL_RANK, environ), "LOCAL_WORLD_SIZE": _find(LOCAL_WORLD, environ)}
     told = {name: str(value) for name, value in local.items() if value is not None}
     if (stage is None) != (rank is None):
         raise BadOption("--stage and --rank belong together; leave both out where the launcher sets RANK")
     if stage is not None and rank is not None:
+        if not 0 <= rank < tensor_ranks:
+            raise BadOption(
+                f"--rank {rank}: --tp {tensor_ranks} has tensor ranks 0 to {tensor_ranks - 1} in each stage"
+            )
+        if stage < 0 or stage >= (stages or stage + 1):
+            raise BadOption(
+                f"--stage {stage}: stages are counted from 0 to --pp - 1{f' = {stages - 1}' if stages else ''}"
+            )
         return RemotePlace(stage, rank, told)
     number, world = _find(RANK, environ), _find(WORLD, environ)
     if number is None:
@@ -74,6 +85,11 @@ def place_of(stage: int | None, rank: int | None, tensor_ranks: int, environ: Ma
             f"WORLD_SIZE {world} is no multiple of --tensor-parallel-size {tensor_ranks}: every stage has that many "
             "ranks; start stages x tensor ranks of them"
         )
+    total = world if stages is None else stages * tensor_ranks
+    if stages is not None and world is not None and world != total:
+        raise BadOption(f"WORLD_SIZE {world}: --pp {stages} stages of --tp {tensor_ranks} ranks are {total}")
+    if total is not None and number >= total:
+        raise BadOption(f"RANK {number}: of {total} ranks the last one is {total - 1}")
     return RemotePlace(number // tensor_ranks, number % tensor_ranks, told)
 
 
@@ -96,6 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--endpoint", required=True, help="the daemon's --ranks-endpoint, tcp://HOST:PORT or ipc://PATH")
     add("--tensor-parallel-size", "--tp", type=_count, default=1, metavar="N", help="as of the daemon [1]")
+    add("--pipeline-parallel-size", "--pp", type=_count, metavar="N", help="as of the daemon [by WORLD_SIZE]")
     add("--stage", type=int, help="pipeline stage [by RANK of the environment]")
     add("--rank", type=int, help="tensor rank within the stage [by RANK of the environment]")
     add("--join-timeout", type=float, default=WITHOUT_DAEMON_S, metavar="S", help="seconds without a daemon [600]")
@@ -114,11 +131,12 @@ class Epochs:
 
     def __init__(
         self,
-        start: Callable[[], subprocess.Popen[bytes]],
+        start: Callable[[float], subprocess.Popen[bytes]],
         join_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`start` is given the seconds within which the process must be taken in."""
         self._start = start
         self._join_timeout_s = join_timeout_s
         self._clock, self._pause = clock, pause
@@ -131,7 +149,8 @@ class Epochs:
         pause_s, heard = PAUSE_FIRST_S, self._clock()
         while not self._signal:
             started = self._clock()
-            self._child = self._start()
+            left_s = heard + self._join_timeout_s - started
+            self._child = self._start(min(JOIN_TIMEOUT_S, max(left_s, JOIN_LEAST_S)))
             code = self._wait(self._child)
             if code in (EXIT_STOPPED, EXIT_USAGE):
                 return code
@@ -184,7 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_parent(signal.SIGTERM)
     options = build_parser().parse_args(argv)
     try:
-        place = place_of(options.stage, options.rank, options.tensor_parallel_size, os.environ)
+        tensor_ranks, stages = options.tensor_parallel_size, options.pipeline_parallel_size
+        place = place_of(options.stage, options.rank, tensor_ranks, os.environ, stages)
     except BadOption as error:
         sys.stderr.write(f"bandmaster rank: {error}\n")
         return EXIT_USAGE
@@ -193,7 +213,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given += ["--insecure"] if options.insecure else []
     command = module_command("daemon.rank", *given)
     environ = child_environment({**os.environ, **place.environ})
-    epochs = Epochs(lambda: subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL), options.join_timeout)
+
+    def start(join_within_s: float) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*command, "--join-timeout", f"{join_within_s:g}"], env=environ, stdin=subprocess.DEVNULL
+        )
+
+    epochs = Epochs(start, options.join_timeout)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, epochs.end)
     return epochs.run()

@@ -46,21 +46,26 @@ def test_flags_say_it_without_a_launcher() -> None:
     assert place_of(1, 0, 1, {"RANK": "7"}) == (1, 0, {})
 
 
-BAD: list[tuple[tuple[int | None, int | None, int], dict[str, str], str]] = [
+BAD: list[tuple[tuple[Any, ...], dict[str, str], str]] = [
     ((None, None, 1), {}, "which rank is this"),
     ((1, None, 1), {}, "belong together"),
     ((None, None, 3), TORCHRUN, "WORLD_SIZE 8 is no multiple of --tensor-parallel-size 3"),
     ((None, None, 1), {"RANK": "first"}, "RANK='first' in the environment is no whole number"),
+    ((0, 5, 2), {}, "--rank 5: --tp 2 has tensor ranks 0 to 1"),
+    ((0, -1, 2), {}, "--rank -1: --tp 2 has"),
+    ((-1, 0, 2), {}, "--stage -1: stages are counted from 0"),
+    ((2, 0, 1, 2), {}, "--stage 2: stages are counted from 0 to --pp - 1 = 1"),
+    ((None, None, 2), {"RANK": "8", "WORLD_SIZE": "8"}, "RANK 8: of 8 ranks the last one is 7"),
+    ((None, None, 2, 2), {"RANK": "4"}, "RANK 4: of 4 ranks the last one is 3"),
+    ((None, None, 2, 2), TORCHRUN, "WORLD_SIZE 8: --pp 2 stages of --tp 2 ranks are 4"),
 ]
 
 
-@pytest.mark.parametrize(("given", "environ", "said"), BAD, ids=[said[:16] for _, _, said in BAD])
-def test_a_place_that_nothing_says_is_refused(
-    given: tuple[int | None, int | None, int], environ: dict[str, str], said: str
-) -> None:
+@pytest.mark.parametrize(("given", "environ", "said"), BAD, ids=[said[:20] for _, _, said in BAD])
+def test_a_place_that_nothing_says_is_refused(given: tuple[Any, ...], environ: dict[str, str], said: str) -> None:
     """With what is missing or contradicts."""
     with pytest.raises(BadOption, match=said):
-        place_of(*given, environ)
+        place_of(*given[:3], environ, *given[3:])
 
 
 def test_a_rank_that_the_daemon_does_not_have_is_refused() -> None:
@@ -95,9 +100,11 @@ class Script:
         self.codes = codes  # exit code, and how long the process lived
         self.now = 0.0
         self.pauses: list[float] = []
+        self.allowed: list[float] = []  # seconds that each process may take to join
         self.on_start: Callable[[], None] = lambda: None
 
-    def start(self) -> Any:
+    def start(self, join_within_s: float) -> Any:
+        self.allowed.append(join_within_s)
         self.on_start()
         return self
 
@@ -136,6 +143,24 @@ def test_a_rank_whose_daemon_stays_away_gives_up(capsys: pytest.CaptureFixture[s
     assert "no daemon took this rank in" in capsys.readouterr().err
 
 
+def test_a_process_may_take_no_longer_to_join_than_is_left() -> None:
+    """--join-timeout 8 is no 60 s; of 90 s the second process has what the first left."""
+    for join_timeout_s, lives, allowed in ((8, [8.5], [8]), (90, [60.0, 29.9], [60, 29.9])):
+        script = Script([(EXIT_NOT_JOINED, life) for life in lives])
+        assert script.epochs(join_timeout_s).run() == EXIT_NOT_JOINED
+        assert script.allowed == pytest.approx(allowed)
+
+
+@pytest.mark.e2e
+def test_a_rank_without_a_daemon_ends_when_it_was_told_to(tmp_path: Path) -> None:
+    """Nobody listens: code 5 after --join-timeout, not after the minute that a join may take else."""
+    command = [sys.executable, "-m", "tools.cli", "rank", "--stage", "0", "--rank", "0", "--join-timeout", "1"]
+    command += ["--endpoint", f"ipc://{tmp_path}/nobody.sock"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=45, check=False)
+    assert ended.returncode == EXIT_NOT_JOINED
+    assert "(--join-timeout 1)" in ended.stderr
+
+
 def test_a_signal_ends_the_process_and_starts_no_other() -> None:
     """SIGTERM of a launcher: exit code 143."""
     script = Script([(EXIT_AGAIN, 1.0)])
@@ -149,7 +174,7 @@ def test_a_signal_that_comes_while_the_next_process_starts_ends_it_too(monkeypat
     monkeypatch.setattr(remote, "LOOK_S", 0.001)
     made: list[subprocess.Popen[bytes]] = []
 
-    def start() -> subprocess.Popen[bytes]:
+    def start(_: float) -> subprocess.Popen[bytes]:
         epochs.end(signal.SIGTERM, None)
         made.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
         return made[0]
@@ -185,7 +210,7 @@ def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += FROZEN_S / 4
         return now[0]
 
-    epochs = Epochs(lambda: child, 600, clock, lambda _: None)
+    epochs = Epochs(lambda _: child, 600, clock, lambda _: None)
     assert epochs._wait(child) == -signal.SIGKILL
     assert not is_stopped(child.pid)
     assert child.stdin is not None
