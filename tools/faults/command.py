@@ -35,6 +35,7 @@ from tools.own_server import ServerFailed
 from tools.result_files import put
 
 DEPTH_OF_A_STAGE = 2  # modeled layers of each pipeline stage
+RESTARTS_MAX = 1_000_000  # of ranks and of processes, in a campaign
 TIE_BOUND = 0.002  # of log probabilities in float32: what reductions in another order can move
 
 
@@ -105,6 +106,9 @@ def plan_of(options: argparse.Namespace, serve: list[str]) -> Plan:
             raise ValueError(f"--rounds {options.rounds}: at least 1")
         kinds = parse_kinds(options.only) if options.only else KINDS
         strikes = tuple(plan(options.seed, options.rounds, kinds))
+        for budget in ("--epoch-restarts-max", "--restarts-max"):  # of faults far apart, not of a strike a minute
+            if budget not in serve:
+                flags += [budget, str(RESTARTS_MAX)]
     if options.clients < 1:
         raise ValueError(f"--clients {options.clients}: at least 1")
     return Plan(
