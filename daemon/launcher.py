@@ -35,6 +35,7 @@ from daemon.listening import LISTEN_VARIABLE, PULSE_VARIABLE, listen, url_of
 from daemon.logs import open_log
 from daemon.processes import Child, child_environment, exit_text, module_command
 from daemon.pulse import DaemonPulse, PairPulse, Pulse
+from daemon.rank_settings import stage_layers
 from daemon.restarts import Restarts
 from daemon.run_dir import RunDir, default_path
 from daemon.settings_table import Settings
@@ -45,6 +46,7 @@ EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 LOOK_EVERY_S = 0.25  # while booting only
 HEALTH_WITHIN_S = 5.0
 CONVERTER_ENDS_WITHIN_S = 10.0
+NO_SUCH_LAYOUT = 3  # exit code of daemon.rank.convert, with the reason on stdout
 RESTART_WINDOW_S = 600.0  # restarts longer ago do not count
 END_WITHIN_S = 20.0  # beyond the drain timeout
 HANG_FILE = "hang.txt"  # where the daemon's watchdog writes all stacks
@@ -54,10 +56,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def prepare_model(settings: Settings) -> str:
     """The directory of the model in the form that ranks and front end read; raises DaemonError when there is none.
 
+    A layout that the model cannot be split into is refused here, before anything runs that it would have to end.
     SIGTERM interrupts it as Ctrl-C does: KeyboardInterrupt, with the converter ended.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    command = module_command("daemon.rank.convert", *([settings.model] if settings.model else []))
+    layout: list[str] = []
+    if settings.rank_runner != "modeled":  # its layers are its own
+        stages = ",".join(map(str, stage_layers(settings) or [0]))
+        layout = ["--tp", str(settings.tensor_parallel_size), "--stages", stages]
+    command = module_command("daemon.rank.convert", *layout, *(["--", settings.model] if settings.model else []))
     with subprocess.Popen(
         command,
         env=child_environment(os.environ),
@@ -71,6 +78,8 @@ def prepare_model(settings: Settings) -> str:
         except KeyboardInterrupt:
             _end_converter(converter)
             raise
+    if converter.returncode == NO_SUCH_LAYOUT:
+        raise DaemonError(Exit.USAGE, printed.strip())
     if converter.returncode != 0:
         raise DaemonError(
             Exit.MODEL, f"the model could not be prepared ({exit_text(converter.returncode)}); the reason is above"

@@ -7,6 +7,7 @@ config.json, safetensors weights and tokenizer files, of an architecture that th
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import hashlib
@@ -18,10 +19,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from daemon.layers import LayersError, split_layers
 from daemon.processes import die_with_parent
 from daemon.rank.errors import RankError, UnsupportedModel
 
@@ -31,6 +33,7 @@ HEADER_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 600
 BUILDING = ".building-"
 INTERRUPTED = 130
+NO_SUCH_LAYOUT = 3  # exit code: the model is there and cannot be split so; stdout says why
 # How text is cut before merging, by the name that GGUF files give it, where `transformers` leaves a step out.
 PRE_TOKENIZERS: dict[str, dict[str, Any]] = {"smollm": {"type": "Digits", "individual_digits": True}}
 
@@ -73,6 +76,23 @@ def prepare_model(path: str | os.PathLike[str] | None = None) -> Path:
         if file.read(4) != b"GGUF":
             raise RankError(f"{source} is not a GGUF file (its first bytes are not 'GGUF')")
     return _converted(source)
+
+
+def check_layout(directory: Path, tp: int, stages: Sequence[int]) -> None:
+    """Raise UnsupportedModel or LayersError where ranks could not split the model so: from its config alone.
+
+    `stages` as `daemon.layers.split_layers` takes them.
+    """
+    if tp == 1 and list(stages) == [0]:
+        return  # always possible, and the config takes seconds to read
+    from daemon.rank.declare import check_tensor_ranks
+
+    quiet_transformers()
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    check_tensor_ranks(config, tp)
+    split_layers(int(config.num_hidden_layers), stages)
 
 
 def _checked_directory(directory: Path) -> Path:
@@ -243,15 +263,24 @@ def _say(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m daemon.rank.convert [PATH]`: prints the prepared directory on stdout, progress on stderr."""
+    """`python -m daemon.rank.convert`: prints the prepared directory on stdout, progress on stderr.
+
+    Where the layout cannot be, stdout has the reason instead, and the exit code is NO_SUCH_LAYOUT.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     die_with_parent()
-    arguments = sys.argv[1:] if argv is None else argv
-    if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
-        print("usage: python -m daemon.rank.convert [DIRECTORY | FILE.gguf]", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m daemon.rank.convert", description="Make a model ready to load.")
+    parser.add_argument("model", nargs="?", metavar="DIRECTORY | FILE.gguf", help="[the embedded model]")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor ranks that it must be possible for [1]")
+    parser.add_argument("--stages", default="0", metavar="N,N,...", help="layers of each stage; 0: as even as can be")
+    options = parser.parse_args(argv)
     try:
-        directory = prepare_model(arguments[0] if arguments else None)
+        directory = prepare_model(options.model)
+        try:
+            check_layout(directory, options.tp, [int(layers) for layers in options.stages.split(",")])
+        except (LayersError, UnsupportedModel) as error:
+            print(error)
+            return NO_SUCH_LAYOUT
     except RankError as error:
         print(f"bandmaster: {error}", file=sys.stderr)
         return 1

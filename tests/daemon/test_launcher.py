@@ -20,6 +20,7 @@ import trio
 import daemon.launcher
 from daemon.exits import DaemonError, Exit
 from daemon.launcher import Launcher, served_name
+from daemon.rank import convert
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
 from tests.daemon.test_observe import NotedLog
@@ -370,3 +371,25 @@ def test_wrong_faults_are_refused_before_anything_starts(tmp_path: Path, monkeyp
     assert "BANDMASTER_FAULTS" in said
     assert "bogus" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_layout_that_the_model_cannot_have_starts_nothing(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    """The layout is handed to who prepares the model; its refusal is the reason of the end, with code 2."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    asked: list[tuple[str, ...]] = []
+
+    def command(*arguments: str) -> list[str]:
+        asked.append(arguments)
+        return [sys.executable, "-c", f"print('no 7 ranks'); raise SystemExit({convert.NO_SUCH_LAYOUT})"]
+
+    monkeypatch.setattr(daemon.launcher, "module_command", command)
+    flags = ["--run-dir", str(tmp_path / "run"), "--tp", "7", "--pp", "2", "--pp-layers", "10,20"]
+    try:
+        assert daemon.launcher.main(flags) == Exit.USAGE
+        assert daemon.launcher.main([*flags, "--rank-runner", "modeled"]) == Exit.USAGE
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert asked[0] == ("daemon.rank.convert", "--tp", "7", "--stages", "10,20")
+    assert asked[1] == ("daemon.rank.convert",), "a modeled device has as many layers as it likes"
+    assert "no 7 ranks" in capfd.readouterr().err

@@ -234,3 +234,25 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     assert read_files(directory, "tiny", 0).eos_ids == [1]
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 4]}))
     assert read_files(directory, "tiny", 0).eos_ids == [4, 9]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--tp", "7"], "--tp 7"),
+        (["--stages", "1,1"], "--pp-layers 1,1 adds up to 2, but the model has 3 layers"),
+        (["--stages", "0,0,0,0"], "--pp 4: the model has 3 layers"),
+        (["--stages", "5"], "--pp-layers 5 adds up to 5"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_from_the_config(
+    flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stdout, nothing else there, and a code of its own; layouts that can be give the directory."""
+    directory = tiny_model(tmp_path / "tiny", "llama")
+    assert main([*flags, str(directory)]) == convert.NO_SUCH_LAYOUT
+    said = capsys.readouterr().out
+    assert says in said
+    assert said.count("\n") == 1
+    assert main(["--tp", "2", "--stages", "1,2", str(directory)]) == 0
+    assert capsys.readouterr().out.strip() == str(directory)
