@@ -67,9 +67,9 @@ class RankWatch:
             self.noticed_at = trio.current_time()
             self.over.set()
 
-    def unreachable(self, what: str) -> None:
-        """One that cannot be named failed to be written to or read from."""
-        self.sign(Mark.UNREACHABLE, RankLost(None, what, self.code))
+    def unreachable(self, what: str, rank: RankId | None = None) -> None:
+        """One, not always one that can be named, failed to be written to or read from."""
+        self.sign(Mark.UNREACHABLE, RankLost(rank, what, self.code))
 
     def fault(self, rank: RankId, fault: Fault) -> None:
         """A rank says why it cannot go on."""

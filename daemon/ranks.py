@@ -31,7 +31,7 @@ from daemon.rank_watch import RankWatch
 from daemon.results import DigestMismatch
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
-from ipc.errors import IpcError, PeerGone, RankStalled
+from ipc.errors import IpcError, PeerGone, RankGone, RankStalled
 from ipc.messages import (
     Begin,
     Explain,
@@ -52,6 +52,7 @@ from ipc.streams import RankServer
 CHECK_EVERY_S = 1.0
 LATE_LOOP_S = 2.0  # the check itself came so late: this process was stopped, the ranks get a fresh start
 STOP_WITHIN_S = 5.0
+FAREWELL_S = 5.0  # for placed ranks on their way to another epoch: a new process takes a second or two
 LAST_WORDS_S = 0.3  # a Fault that a rank sent last says more than its exit code or a closed connection
 EXPLAIN_WITHIN_S = 2.0
 RECV_BATCH_MAX = 64
@@ -177,8 +178,8 @@ class RankSupervisor:
         except RanksDisagree as error:
             watch.sign(Mark.DISAGREED, error)
             return
-        except (PeerGone, RankStalled) as error:
-            watch.unreachable(f"cannot be told to begin: {error}")
+        except (RankGone, RankStalled) as error:
+            watch.unreachable(error.what, error.rank)
             return
         watch.heard = dict.fromkeys(self.ranks, trio.current_time())
         if not watch.over.is_set():
@@ -193,8 +194,8 @@ class RankSupervisor:
         watch.note_sent(step.seq, trio.current_time())
         try:
             self._server.send_step(step.seq, data)
-        except (PeerGone, RankStalled) as error:
-            watch.unreachable(f"cannot be reached: {error}")
+        except (RankGone, RankStalled) as error:
+            watch.unreachable(error.what, error.rank)
 
     def accuse(self, error: DaemonError) -> None:
         """Reports of the present epoch contradict each other or the daemon: it is over."""
@@ -304,8 +305,8 @@ class RankSupervisor:
         """Ranks that run elsewhere have no exit that is seen here: whoever cannot be written to is the one."""
         try:
             self._server.broadcast(Explain(1))  # whatever is sent; the answers of the others count for nothing
-        except (PeerGone, RankStalled) as error:
-            watch.unreachable(f"is gone: {error}")
+        except (RankGone, RankStalled) as error:
+            watch.unreachable(error.what, error.rank)
 
     async def _explain(self, watch: RankWatch, seq: int) -> None:
         with contextlib.suppress(PeerGone, RankStalled):  # those that hear it answer
@@ -327,7 +328,11 @@ class RankSupervisor:
         `again`: another life of the daemon will want those that are started elsewhere.
         """
         self._stopping = True
-        self._tell(Stop(why, again))
+        if self.spawns or again:
+            self._tell(Stop(why, again))
+        else:  # also those that are between two epochs: nobody tells them later
+            with trio.move_on_after(FAREWELL_S):
+                await self._server.dismiss(Stop(why))
         await self._processes.reap(patience_s if self._watch.ready else 0)
 
     def _tell(self, stop: Stop) -> None:

@@ -8,6 +8,7 @@ IpcError
 ├── KeyFileError         a CURVE key file that is missing, malformed or readable by others
 ├── PeerGone             the router knows no such peer any more
 │   └── RankGone         ... and that peer was a rank
+├── Dismissed            the daemon does not take this rank in: it ends
 ├── RankStalled          a rank does not read: its queue is at the high-water mark
 ├── StreamBroken         a rank's messages are out of order
 ├── VersionMismatch      the two ends speak different protocol versions
@@ -53,11 +54,27 @@ class PeerGone(IpcError):
 
 
 class RankGone(PeerGone):
-    """A rank that should be there has left, or has not joined."""
+    """A rank that should be there has left, or has not joined; `what` is the text without its name, if it is one."""
+
+    def __init__(self, text: str, rank: tuple[int, int] | None = None) -> None:
+        super().__init__(text if rank is None else f"rank {rank[0]}.{rank[1]} {text}")
+        self.what, self.rank = text, rank
 
 
 class RankStalled(IpcError):
-    """A rank has not read so many messages that its queue is at the high-water mark."""
+    """A rank has not read so many messages that its queue is at the high-water mark; `what`: without its name."""
+
+    def __init__(self, text: str, rank: tuple[int, int]) -> None:
+        super().__init__(f"rank {rank[0]}.{rank[1]} {text}")
+        self.what, self.rank = text, rank
+
+
+class Dismissed(IpcError):
+    """A rank that wanted to join was told to stop; `again`: another life of the daemon will want it."""
+
+    def __init__(self, why: str, again: bool) -> None:
+        super().__init__(f"not taken in: {why}")
+        self.why, self.again = why, again
 
 
 class StreamBroken(IpcError):

@@ -10,6 +10,7 @@ Must never repair an order: a hole in a rank's stream ends the epoch. Invariants
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections.abc import Callable, Iterable
 
@@ -17,7 +18,7 @@ import trio
 import zmq
 
 from ipc import codec
-from ipc.errors import DecodeError, PeerGone, RankGone, RankStalled, StreamBroken, VersionMismatch
+from ipc.errors import DecodeError, Dismissed, PeerGone, RankGone, RankStalled, StreamBroken, VersionMismatch
 from ipc.handshake import version_problem
 from ipc.keys import ClientKeys, ServerKeys
 from ipc.messages import (
@@ -35,19 +36,21 @@ from ipc.sockets import Socket, SocketOptions, bind_router, connect_dealer
 
 RankId = tuple[int, int]  # (stage, tensor rank)
 
+LEAVING_S = 0.02  # how often it is looked whether a rank has gone
 RANK_SOCKET = SocketOptions(send_hwm=256, recv_hwm=256, max_message_bytes=codec.TRUSTED_LIMITS.message_bytes_max)
 
 
 class _Member:
-    """One joined rank: its connection, whether it was told Hello, and the newest seq it reported in this epoch."""
+    """One joined rank: its connection, whether it was told Hello or Stop, the newest seq it reported in this epoch."""
 
-    __slots__ = ("identity", "rank", "reported", "told")
+    __slots__ = ("identity", "rank", "reported", "stopped", "told")
 
     def __init__(self, identity: bytes, rank: RankId) -> None:
         self.identity = identity
         self.rank = rank
         self.reported = 0
         self.told = False
+        self.stopped = False
 
 
 class RankServer:
@@ -81,6 +84,10 @@ class RankServer:
         self._replaced = replaced
         self._early: dict[RankId, tuple[bytes, Join]] = {}  # who joins in the next epoch
         self._taken: list[FromRank] = []  # their Joins, once it began
+        self._last = b""  # the Stop that whoever joins from now on is told
+        self._untold: set[RankId] = set()
+        self._told_last: list[bytes] = []
+        self._dismissing = trio.CancelScope()
         self._epoch = 0
         self._sent_seq = 0
         self.stats: dict[str, int] = {"undecodable": 0, "not_joined": 0, "bad_join": 0, "old_epoch": 0, "wrong_rank": 0}
@@ -115,11 +122,12 @@ class RankServer:
         """Send one rank a message, waiting while its queue is full. RankGone when it is not there."""
         member = self._by_rank.get((stage, rank))
         if member is None:
-            raise RankGone(f"stage {stage} rank {rank} has not joined")
+            raise RankGone("has not joined", (stage, rank))
         try:
             await self._socket.send([member.identity, codec.encode(message)])
         except PeerGone:
-            raise RankGone(f"stage {stage} rank {rank} is not connected any more") from None
+            what = f"is not connected any more ({type(message).__name__} could not be sent)"
+            raise RankGone(what, (stage, rank)) from None
         member.told = member.told or isinstance(message, Hello)
 
     def send_step(self, seq: int, data: bytes) -> None:
@@ -132,19 +140,53 @@ class RankServer:
     def broadcast(self, message: Begin | Explain | Stop) -> None:
         """Send every joined rank the same message, without waiting. RankGone, RankStalled name the rank."""
         self._to_all(codec.encode(message), type(message).__name__)
+        if isinstance(message, Stop):
+            for member in self._by_rank.values():
+                member.stopped = True
+
+    async def dismiss(self, stop: Stop) -> None:
+        """Tell each rank once more that it is over, also those that are between two epochs and join from now on.
+
+        Returns when all of them have left; one that does not come or go is waited for until the caller cancels.
+        """
+        self._last = codec.encode(stop)
+        self._untold = set(self._expected)
+        with trio.CancelScope() as self._dismissing:
+            for member in self._by_rank.values():
+                if not member.stopped:
+                    self._tell_last(member.rank, member.identity)
+            for rank, (identity, _) in self._early.items():
+                self._tell_last(rank, identity)
+            while True:
+                for frames in await self._socket.recv_batch(len(self._expected)):
+                    with contextlib.suppress(StreamBroken, VersionMismatch):
+                        self._take(frames)
+        for identity in self._told_last:  # what it has not read would be lost with our process
+            with contextlib.suppress(PeerGone):
+                while True:
+                    self._socket.try_send([identity, self._last])
+                    await trio.sleep(LEAVING_S)
+
+    def _tell_last(self, rank: RankId, identity: bytes) -> None:
+        with contextlib.suppress(PeerGone):
+            if self._socket.try_send([identity, self._last]):
+                self._untold.discard(rank)
+                self._told_last.append(identity)
+        if not self._untold:
+            self._dismissing.cancel()
 
     def _to_all(self, data: bytes, what: str) -> None:
         missing = self._expected - self._by_rank.keys()
         if missing and not what == Stop.__name__:
             raise RankGone(f"{what} cannot be sent: not joined are (stage, rank) {sorted(missing)}")
         problem: RankGone | RankStalled | None = None
-        for (stage, rank), member in self._by_rank.items():  # the others hear it although one does not
+        for rank, member in self._by_rank.items():  # the others hear it although one does not
             try:
                 if not self._socket.try_send([member.identity, data]):
-                    text = f"{what}: stage {stage} rank {rank} has {RANK_SOCKET.send_hwm} messages unread"
-                    problem = problem or RankStalled(text)
+                    text = f"has {RANK_SOCKET.send_hwm} messages unread ({what} could not be sent)"
+                    problem = problem or RankStalled(text, rank)
             except PeerGone:
-                problem = problem or RankGone(f"{what}: stage {stage} rank {rank} is not connected any more")
+                problem = problem or RankGone(f"is not connected any more ({what} could not be sent)", rank)
         if problem is not None:
             raise problem
 
@@ -227,6 +269,9 @@ class RankServer:
         problem = version_problem(message.version, f"stage {message.stage} rank {message.rank}")
         if problem:
             raise VersionMismatch(problem)
+        if self._last:
+            self._tell_last(rank, identity)
+            return None
         if again:
             self._early[rank] = (identity, message)
             if self._connected(self._by_rank[rank]):
@@ -293,10 +338,12 @@ class RankStream:
         self._reported = 0
 
     async def join(self, pid: int, timeout_s: float = 60.0) -> Hello:
-        """Prove who we are and wait to be taken in. VersionMismatch, or TooSlowError after `timeout_s`."""
+        """Prove who we are and wait to be taken in. VersionMismatch, Dismissed, or TooSlowError after it."""
         with trio.fail_after(timeout_s):
             await self.send(Join(self._stage, self._rank, pid, self._token))
             message = await self._next()
+        if isinstance(message, Stop):
+            raise Dismissed(message.why, message.again)
         if not isinstance(message, Hello):
             raise StreamBroken(f"{self._who()}: expected Hello, got {type(message).__name__}")
         problem = version_problem(message.version, "the daemon")

@@ -32,6 +32,7 @@ from daemon.rank.faults import faulty_runner
 from daemon.rank.runner import Prepared, Runner, open_runner
 from daemon.rank.step_worker import StepWorker
 from daemon.rank.work_thread import BeginWork, Begun, Diverged, Failed, Product, WorkThread
+from ipc.errors import Dismissed
 from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, RankSettings, Ready, Report, Step, Stop
 from ipc.streams import RankStream
 
@@ -79,6 +80,9 @@ class RankLoop:
         except trio.TooSlowError:
             log.error("not joined", within_s=self._join_within_s)
             return EXIT_NOT_JOINED
+        except Dismissed as dismissed:
+            log.info("stopped", why=dismissed.why, reported=0, again=dismissed.again)
+            return EXIT_AGAIN if dismissed.again else EXIT_STOPPED
         log.info("joined", epoch=hello.epoch, model=hello.settings.model_name, runner=hello.settings.runner)
         self._thread.start()
         async with trio.open_nursery() as nursery:

@@ -110,7 +110,7 @@ async def test_ranks_placed_elsewhere_come_back_after_a_loss(tmp_path: Path) -> 
     assert all(one.said == alone.said for one in told)
     assert len(daemon.lines("EpochBegan")) == 2
     lost = daemon.lines("EpochLost")[0]["error"]  # by its peer, which waits for it; or, if that had all it needs, anew
-    assert "stage 0 rank 1 is not connected" in lost or "stage 0 rank 1 joins anew" in lost
+    assert "rank 0.1 is not connected any more (" in lost or "stage 0 rank 1 joins anew" in lost
     assert replay_directory(str(run_dir)).divergence is None
 
 
@@ -144,3 +144,21 @@ async def test_ranks_placed_elsewhere_join_the_next_life(tmp_path: Path, number:
     assert {(outcome.end, outcome.tokens) for outcome in outcomes} == {("length", 200)}
     assert len(daemon.lines("EpochBegan")) == 2
     assert replay_directory(str(run_dir)).divergence is None
+
+
+async def test_ranks_between_two_epochs_end_with_the_daemon(tmp_path: Path) -> None:
+    """Both are lost, and SIGTERM comes before they have joined again: they are told that it is over all the same."""
+    endpoint, keys, run_dir = f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys", tmp_path / "run"
+    make_keys(keys, ["rank", "frontend"])
+    flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", endpoint, "--keys", str(keys)]
+    own = load_client_keys(keys, "frontend")
+    with placed(endpoint, keys, tmp_path / "ranks.out") as ranks:
+        async with running(run_dir, *flags, environ=TOKEN, keys=own) as (daemon, _):
+            with trio.fail_after(PATIENCE_S):
+                for rank in ranks:
+                    psutil.Process(rank.pid).children()[0].kill()
+                while not daemon.lines("EpochLost"):  # the first of them is back, the other on its way
+                    await trio.sleep(0.02)
+                daemon.send(signal.SIGTERM)
+                assert await daemon.code() == Exit.CLEAN
+                assert [await trio.to_thread.run_sync(rank.wait) for rank in ranks] == [0, 0]
