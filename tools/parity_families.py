@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from daemon.rank.errors import BadOption, UnsupportedModel
 from tools.parity import prepared, tokenized
 from tools.parity_models import Family, Plan, Result, random_prompts, run_family, temporary, tiny_family
 from tools.parity_prompts import CASES
@@ -48,11 +49,14 @@ def main(options: argparse.Namespace) -> int:
         return 2
     told = Console(stderr=True)
     results: list[tuple[Result, float]] = []
-    for one in track(
-        _run_all(names, options.slice, (options.pp, options.tp), options.jobs), "families", len(names), console=told
-    ):
-        results.append(one)
-        told.print(summary(one[0]))
+    runs = _run_all(names, options.slice, (options.pp, options.tp), options.jobs)
+    try:
+        for one in track(runs, "families", len(names), console=told):
+            results.append(one)
+            told.print(summary(one[0]))
+    except (UnsupportedModel, BadOption) as error:
+        sys.stderr.write(f"bandmaster parity: {error}\n")
+        return 2
     found = report(results)
     if options.json:
         sys.stdout.write(json.dumps(found) + "\n")

@@ -36,3 +36,11 @@ def test_layouts_belong_to_the_server_and_the_families(capsys: pytest.CaptureFix
         with pytest.raises(SystemExit):
             main(wrong)
         assert "--tp" in capsys.readouterr().err
+
+
+def test_ranks_that_cannot_share_a_model_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Code 2 and the numbers that can, no traceback."""
+    assert main(["--family", "lara_mini", "--tp", "5", "--slice"]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bandmaster parity: ")]
+    assert len(said) == 1
+    assert "--tp 5" in said[0]
