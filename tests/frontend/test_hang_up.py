@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import trio
@@ -150,15 +151,18 @@ async def test_leaving_while_a_large_prompt_is_tokenized_sends_nothing():
     started = trio.Event()
     prepare = service.prepare
 
-    async def watched(*arguments, **options):
+    over = threading.Event()  # the thread is not done before the client has left, however fast it is
+
+    async def watched(function, *arguments, **options):
         started.set()
-        return await prepare(*arguments, **options)
+        return await prepare(lambda: (over.wait(10), function(*arguments))[1], **options)
 
     service.prepare = watched
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.call, build_app(service), "/v1/completions")
         await started.wait()
         client.left.set()
+    over.set()
     assert (daemon.streams, client.sent) == ([], [])
 
 
