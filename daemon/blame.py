@@ -16,6 +16,9 @@ RankId = tuple[int, int]
 PEER_GONE = "GroupBroken"  # a Fault that begins so says that a peer is gone or late, not that this rank is wrong
 
 
+REFUSED = ("BadOption", "UnsupportedModel")  # ... that what it was told to do cannot be done: it would say so again
+
+
 class Mark(IntEnum):
     """What kind of sign it is, the most telling first."""
 
@@ -33,10 +36,12 @@ class Mark(IntEnum):
 class RankLost(DaemonError):
     """A rank is gone, frozen or wrong; the text names it and says how that was noticed."""
 
-    def __init__(self, rank: RankId | None, what: str, code: Exit = Exit.RANK) -> None:
+    def __init__(self, rank: RankId | None, what: str, code: Exit = Exit.RANK, refused: bool = False) -> None:
+        """`refused`: it said that it cannot do what the settings say."""
         who = "a rank" if rank is None else f"rank {rank[0]}.{rank[1]}"
         super().__init__(code, f"{who} {what}")
         self.rank = rank
+        self.refused = refused
 
 
 class Sign(NamedTuple):

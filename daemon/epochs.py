@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from daemon.blame import Mark
+from daemon.blame import Mark, RankLost
 from daemon.clock import Clock
 from daemon.core.inputs import EpochBegan
 from daemon.divergence import diverged, in_words
@@ -180,7 +180,8 @@ class Epochs:
 
     def _give_up_a_first_boot(self, cause: DaemonError, records: list[Digested | Divergence]) -> None:
         """Where nothing would be lost, what is wrong with the set-up is better said at once."""
-        if self._ranks.spawns and not self._engine.live():
+        refused = isinstance(cause, RankLost) and cause.refused  # placed ranks too: whoever starts them must know
+        if (self._ranks.spawns or refused) and not self._engine.live():
             raise LastLoss(Exit.BOOT if cause.code == Exit.RANK else cause.code, self.last_loss, records) from cause
 
     def _pause_s(self, cause: DaemonError, progressed: bool, records: list[Digested | Divergence]) -> float:

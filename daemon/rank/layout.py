@@ -53,6 +53,12 @@ def layout_of(settings: RankSettings, stage: int, rank: int) -> Layout:
             f"stage {stage} rank {rank}: this daemon has {layout.stages} stages (--pp) of {layout.ranks} tensor ranks "
             "(--tp); start as many ranks, and tell them the same --tp"
         )
+    told = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if layout.total > 1 and settings.rendezvous.startswith("env://") and not told:
+        raise BadOption(
+            f"{layout.total} ranks that are started elsewhere must know where they meet: pass --rendezvous HOST:PORT, "
+            "on the host of rank 0.0, to the daemon, or set MASTER_ADDR and MASTER_PORT for every rank"
+        )
     if layout.total > 1 and not settings.rendezvous:
         raise BadOption(f"{layout.total} ranks without a place where they find each other; pass --rendezvous HOST:PORT")
     return layout

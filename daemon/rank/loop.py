@@ -25,9 +25,10 @@ from daemon.rank.command_line import (
     EXIT_NOT_JOINED,
     EXIT_ORPHANED,
     EXIT_STOPPED,
+    EXIT_USAGE,
     JOIN_TIMEOUT_S,
 )
-from daemon.rank.errors import RankError, StepRefused
+from daemon.rank.errors import BadOption, RankError, StepRefused
 from daemon.rank.faults import faulty_runner
 from daemon.rank.runner import Prepared, Runner, open_runner
 from daemon.rank.step_worker import StepWorker
@@ -93,6 +94,8 @@ class RankLoop:
                 await self._serve(hello)
             except* RankError as group:
                 await self._fault(_failed(group, self._received))  # whoever started us need not be the daemon
+                if group.subgroup(BadOption):  # before anything was loaded: another try would end alike
+                    self._exit_code = EXIT_USAGE
             finally:
                 nursery.cancel_scope.cancel()
         return self._exit_code

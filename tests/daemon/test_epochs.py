@@ -121,6 +121,18 @@ async def test_memory_is_as_large_again_unless_it_does_not_fit(autojump_clock: t
     assert lost_idle.number == 2, "an idle daemon recovers too"
 
 
+async def test_settings_that_a_placed_rank_cannot_use_are_a_failed_boot(autojump_clock: trio.testing.MockClock) -> None:
+    """Before or after the first epoch began, but before any report: code 6 at once, nothing is tried again."""
+    for boots, code in ((False, Exit.BOOT), (True, Exit.RANK)):
+        bad = RankLost((0, 0), "BadOption: no place to meet", code, refused=True)
+        scripted = Scripted([(boots, bad)], live=0, spawns=False)
+        scripted.mark, scripted.reported_seq = Mark.FAULT, 0
+        with pytest.raises(LastLoss, match="no place to meet") as caught:
+            await run_to_the_end(scripted)
+        assert caught.value.code == Exit.BOOT
+        assert scripted.names().count("run") == 1
+
+
 async def test_the_last_loss_brings_its_records(autojump_clock: trio.testing.MockClock) -> None:
     """A divergence that is one too many: the record and the digests are in the error, for the journal."""
     digests = [Digested(1, 7, 0, 0, b"a" * 16, b"b" * 16, b"")]

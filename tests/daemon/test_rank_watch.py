@@ -78,6 +78,14 @@ async def test_nobody_is_blamed_for_our_own_sleep() -> None:
     assert [mark for mark, _ in marks(made)] == [Mark.SILENT] * 3
 
 
+async def test_a_rank_that_cannot_do_what_it_was_told_refuses() -> None:
+    """A wrong setting is told from a death by the error that it names."""
+    for what, refused in (("BadOption: rendezvous", True), ("UnsupportedModel: x", True), ("RuntimeError: y", False)):
+        made = watch()
+        made.fault((0, 1), Fault(0, 1, 0, what, ""))
+        assert judge(made.signs).error.refused is refused  # type: ignore[attr-defined]
+
+
 async def test_of_ranks_that_fail_together_the_silent_one_is_to_blame() -> None:
     """Two say that a peer is gone; the third said nothing for three heartbeats and is frozen."""
     made = watch()

@@ -33,10 +33,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def placed(endpoint: str, keys: Path, output: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two tensor ranks as torchrun would start them, by its variables. Whatever is left is killed at the end."""
+def placed(endpoint: str, keys: Path, output: Path, meet: bool = True) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two tensor ranks by the variables of torchrun, `meet`: with those of a place to meet. What is left is killed."""
     started = []
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting = {"WORLD_SIZE": "2"}
+    if meet:
+        meeting |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     try:
         for rank in range(2):
             environ = {**os.environ, **TOKEN, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -162,3 +164,23 @@ async def test_ranks_between_two_epochs_end_with_the_daemon(tmp_path: Path) -> N
                 daemon.send(signal.SIGTERM)
                 assert await daemon.code() == Exit.CLEAN
                 assert [await trio.to_thread.run_sync(rank.wait) for rank in ranks] == [0, 0]
+
+
+async def test_ranks_that_are_not_told_where_to_meet_say_so_at_once(tmp_path: Path) -> None:
+    """By hand without --rendezvous or MASTER_ADDR: the first boot failed, code 6; who had joined ends with 2."""
+    endpoint, keys, run_dir = f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys", tmp_path / "run"
+    make_keys(keys, ["rank", "frontend"])
+    flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", endpoint, "--keys", str(keys)]
+    daemon = DaemonProcess(run_dir, *flags, environ=TOKEN)
+    with placed(endpoint, keys, tmp_path / "ranks.out", meet=False) as ranks:
+        try:
+            with trio.fail_after(PATIENCE_S):
+                assert await daemon.code() == Exit.BOOT
+                codes = [await trio.to_thread.run_sync(rank.wait) for rank in ranks]
+        finally:
+            daemon.kill()
+    assert 2 in codes
+    assert set(codes) <= {0, 2}
+    assert not daemon.lines("EpochBegan")
+    assert len(daemon.lines("EpochLost")) == 1
+    assert "pass --rendezvous HOST:PORT" in daemon.lines("EpochLost")[0]["error"]

@@ -65,16 +65,24 @@ BAD: list[tuple[tuple[Any, ...], dict[str, str], str]] = [
 def test_a_place_that_nothing_says_is_refused(given: tuple[Any, ...], environ: dict[str, str], said: str) -> None:
     """With what is missing or contradicts."""
     with pytest.raises(BadOption, match=said):
-        place_of(*given[:3], environ, *given[3:])
+        place_of(given[0], given[1], given[2], environ, *given[3:])
 
 
-def test_a_rank_that_the_daemon_does_not_have_is_refused() -> None:
+def test_a_rank_that_the_daemon_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined as a stage that is not there, or among several without a place to meet."""
     two = settings(stage_layers=[0, 0], tensor_ranks=2, rendezvous="file:///x")
     assert layout_of(two, 1, 1) == Layout(1, 2, 1, 2)
     assert layout_of(settings(), 0, 0) == Layout(0, 1, 0, 1)
     with pytest.raises(BadOption, match=r"stage 2 rank 0: this daemon has 2 stages \(--pp\) of 2 tensor ranks"):
         layout_of(two, 2, 0)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    placed = settings(tensor_ranks=2, rendezvous="env:///name")
+    with pytest.raises(BadOption, match=r"pass --rendezvous HOST:PORT.* or set MASTER_ADDR and MASTER_PORT"):
+        layout_of(placed, 0, 1)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert layout_of(placed, 0, 1) == Layout(0, 1, 1, 2)
     with pytest.raises(BadOption, match="2 ranks without a place where they find each other"):
         layout_of(settings(tensor_ranks=2), 0, 1)
 
