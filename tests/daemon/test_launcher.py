@@ -43,6 +43,11 @@ signal.sigwait([signal.SIGUSR1])
 LEAVES = "{ready}; raise SystemExit({code})"
 
 
+def living_children() -> set[psutil.Process]:
+    """Processes that this one started and that run."""
+    return {process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE}
+
+
 class Scene:
     """A launcher whose children are small scripts; it runs in this process and takes its signals."""
 
@@ -61,6 +66,7 @@ class Scene:
         self.log = NotedLog()
         self.settings = Settings(drain_timeout_s=0.5, port=0, restarts_max=3)
         self.launcher = Launcher(self.settings, self.run_dir, self.log)
+        self.before = living_children()  # helpers of other tests of this process
 
     async def run(self, *signals: int) -> int:
         """Run it; once both children stand, send the signals to ourselves."""
@@ -77,7 +83,7 @@ class Scene:
             with trio.fail_after(20):
                 code = await self.launcher.run()
             nursery.cancel_scope.cancel()
-        assert not [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+        assert not living_children() - self.before
         assert sorted(path.name for path in self.run_dir.path.iterdir()) == ["journal", "logs"]
         return code
 
@@ -99,7 +105,7 @@ class Scene:
             with trio.fail_after(30):
                 code = await self.launcher.run()
             nursery.cancel_scope.cancel()
-        assert not [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+        assert not living_children() - self.before
         return code
 
     def pid(self, name: str) -> int:

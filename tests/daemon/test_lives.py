@@ -84,7 +84,7 @@ async def test_killed_behind_a_snapshot_it_goes_on_from_there(tmp_path: Path, la
     assert trimmed.divergence is None, trimmed.divergence
 
 
-@pytest.mark.parametrize("point", ["write=60", "written=90", "fsync=4"])
+@pytest.mark.parametrize("point", ["write=60", "written=90", "fsync=2"])
 async def test_killed_at_a_write(tmp_path: Path, point: str) -> None:
     """A daemon that its own disk kills: before the Nth write of the journal, behind it, or at an fsync."""
     run_dir = tmp_path / "run"

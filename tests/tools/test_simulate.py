@@ -206,9 +206,10 @@ def test_requests_beyond_the_model_are_told_and_refused(tmp_path: Path, capsys: 
 
 
 def test_refusals_are_explained_and_times_of_nothing_are_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody was served: no time is told as if it were short, and each code of refusal has the first one's reason."""
+    monkeypatch.setenv("COLUMNS", "200")
     row = {"timestamp": 0, "input_length": 512, "output_length": 4, "hash_ids": [1]}
     file = write(tmp_path / "t", [row, row | {"priority": 3}, row | {"input_length": 51200, "hash_ids": [*range(100)]}])
     arguments = (file, *FULL, "--no-bound", "--policy", "lru,value", "--max-model-len", 600, *FCFS)
