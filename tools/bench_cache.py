@@ -15,7 +15,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ class Forest:
         tree.unlock(lock)
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """What is timed is not interrupted by a collection; nothing is looked through for it, however large the process."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def quantiles(times_ns: list[int], unit: float) -> tuple[float, float]:
     """Median and 99th percentile in units of so many nanoseconds."""
     return round(float(np.percentile(times_ns, 50)) / unit, 3), round(float(np.percentile(times_ns, 99)) / unit, 3)
@@ -91,10 +102,8 @@ def match_rows(tokens: int, repeats: int) -> list[Row]:
                 continue  # its states cut every path
             tree = known_prompt(prompt, family, cut).tree
             found = tree.match("", prompt, tokens)
-            gc.collect()
-            gc.freeze()
-            times = [timed(lambda: tree.match("", prompt, tokens)) for _ in range(repeats)]  # noqa: B023
-            gc.unfreeze()
+            with no_collection():
+                times = [timed(lambda: tree.match("", prompt, tokens)) for _ in range(repeats)]  # noqa: B023
             p50, p99 = quantiles(times, 1e6)
             row = {"bands": family, "tokens": tokens, "node_tokens": CUT_TOKENS if cut else "long"}
             rows.append(row | {"found": found.tokens, "match_ms_p50": p50, "match_ms_p99": p99})
@@ -120,15 +129,14 @@ def reclaim_rows(leaves: int, counts: list[int], repeats: int, policies: list[st
             forest = Forest(PAGE_SIZE, bands_of(family), policy)
             for leaf in range(leaves):
                 forest.grow(np.arange(leaf * PAGE_SIZE, (leaf + 1) * PAGE_SIZE, dtype=np.int64), 1)
-            gc.collect()
-            gc.freeze()
             for count in counts:
                 calls = max(3, min(repeats, leaves // (4 * count)))
-                times = [timed(lambda: forest.tree.evict(_pages(count))) for _ in range(calls)]  # noqa: B023
+                with no_collection():
+                    times = [timed(lambda: forest.tree.evict(_pages(count))) for _ in range(calls)]  # noqa: B023
                 p50, p99 = quantiles(times, 1e3)
                 row = {"bands": family, "policy": policy, "leaves": leaves, "pages": count, "calls": calls}
                 rows.append(row | {"us_p50": p50, "us_p99": p99, "us_per_page": round(p50 / count, 3)})
-            gc.unfreeze()
+            del forest
     return rows
 
 
@@ -147,10 +155,8 @@ def step_rows(nodes: int, running: int, steps: int) -> list[Row]:
                 filled = fill(world, held, kind == "pressed")
                 for _ in range(16):
                     world.measure()
-                gc.collect()
-                gc.freeze()
-                times = [world.measure()[0] for _ in range(steps)]
-                gc.unfreeze()
+                with no_collection():
+                    times = [world.measure()[0] for _ in range(steps)]
                 journal.close()
             p50, p99 = quantiles(times, 1e6)
             evicted = sum(value for name, value in world.core.gauges().items() if name.startswith("evicted_units"))
