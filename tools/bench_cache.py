@@ -136,7 +136,6 @@ def reclaim_rows(leaves: int, counts: list[int], repeats: int, policies: list[st
                 p50, p99 = quantiles(times, 1e3)
                 row = {"bands": family, "policy": policy, "leaves": leaves, "pages": count, "calls": calls}
                 rows.append(row | {"us_p50": p50, "us_p99": p99, "us_per_page": round(p50 / count, 3)})
-            del forest
     return rows
 
 
