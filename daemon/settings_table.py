@@ -104,7 +104,7 @@ class Settings:
         {},
         "an option of the rank's runner; may be repeated; torch has model_impl, device, host_kernels; modeled has "
         "vocab_size, max_model_len, first_token, eos_id, eos_ppm, delay_us, token_delay_us, full, windows, state, "
-        "depth, blind",
+        "depth, deadly_id, blind",
         SERVER,
     )
     threads: int = _row("int", 0, "compute threads of a rank", SERVER, low=1, high=1024, zero="measured at boot")

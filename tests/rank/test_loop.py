@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from allocator.columns import i64
-from daemon.rank.command_line import EXIT_AGAIN, EXIT_FAULT, EXIT_ORPHANED, EXIT_STOPPED
+from daemon.rank.command_line import EXIT_AGAIN, EXIT_FAULT, EXIT_ORPHANED, EXIT_STOPPED, EXIT_USAGE
 from ipc.codec import encode
 from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, Join, Ready, Report, Stop
 from ipc.streams import RankServer
@@ -159,7 +159,7 @@ async def test_settings_that_no_runner_takes_are_a_fault(daemon: Daemon) -> None
     fault = await daemon.next()
     assert isinstance(fault, Fault)
     assert fault.what.startswith("BadOption: unknown option 'nonsense'")
-    assert await daemon.ended() == EXIT_FAULT
+    assert await daemon.ended() == EXIT_USAGE
 
 
 async def test_the_rank_leaves_when_the_daemon_is_gone(daemon: Daemon) -> None:
