@@ -29,6 +29,7 @@ from ipc.keys import ClientKeys
 from ipc.messages import Answer, Ask, Generate, Rejected, ToFrontEnd, Welcome
 from ipc.sockets import SocketOptions, connect_dealer
 
+OWN_CONNECT_S = 10.0  # who takes our name so soon after an attempt of ours was given up is that attempt
 DRAIN_MS = 500
 NOT_KNOWN = ("not_connected", "booting")  # the daemon has nothing against us, it only does not know us (any more)
 CLIENT_SOCKET = SocketOptions(4096, 4096, codec.TRUSTED_LIMITS.message_bytes_max)
@@ -76,6 +77,7 @@ class DaemonClient:
         self._changed = trio.Event()
         self._final = ""  # a reason why waiting is useless
         self._replaced = False  # another process goes by our name
+        self._unwelcome_s = -math.inf  # when an attempt was given up last: its Connect may still be on its way
         self._heard_s = -math.inf
         self._alive_s = -math.inf  # the newest sign of life: of a connection, or that a daemon boots
         self._questions: dict[int, _Question] = {}
@@ -206,6 +208,7 @@ class DaemonClient:
         try:
             greeting = await shake_hands(socket, self.frontend, self._booting)
             if isinstance(greeting, NoWelcome):
+                self._unwelcome_s = trio.current_time()
                 self._absent = greeting.reason
                 self._final = greeting.reason if greeting.final else ""
                 self._tell()
@@ -216,7 +219,7 @@ class DaemonClient:
         finally:
             if connection is not None:
                 self._lose(connection)
-            socket.close(linger_ms=DRAIN_MS)
+            socket.close(linger_ms=DRAIN_MS if connection is not None else 0)
         return 0.0
 
     def _booting(self, reason: str) -> None:
@@ -281,6 +284,7 @@ class DaemonClient:
         """
         assert self._connection is not None, "only a connection is read"
         reason = f"the daemon rejected us ({message.code}): {message.message}"
-        if message.code == "taken_over":
+        late = message.code == "taken_over" and trio.current_time() - self._unwelcome_s < OWN_CONNECT_S
+        if message.code == "taken_over" and not late:
             self._replaced, self._final = True, reason
-        self._connection.end(reason, resumable=message.code in NOT_KNOWN)
+        self._connection.end(reason, resumable=late or message.code in NOT_KNOWN)
