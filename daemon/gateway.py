@@ -396,7 +396,10 @@ class Gateway:
         if self._facts is None:
             self._reject(identity, "booting", self._trouble() or "the model is being loaded")
             return
-        session, replaced = self._sessions.connect(message.frontend, identity, trio.current_time())
+        if self._sessions.is_late(message):
+            self._reject(identity, "late", f"a later connection of {message.frontend} is here")
+            return
+        session, replaced = self._sessions.connect(message, identity, trio.current_time())
         if session is None:
             self.stats["too_many_frontends"] += 1
             text = f"{len(self._sessions)} front ends are connected, the limit is {self._limits.frontends_max}"

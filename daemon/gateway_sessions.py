@@ -12,16 +12,21 @@ from collections import deque
 from collections.abc import Iterator
 
 from ipc.handshake import Limits
+from ipc.messages import Connect
 
 
 class Session:
     """One front end by name, over its reconnects."""
 
-    __slots__ = ("connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes", "silent_rounds")
+    __slots__ = (
+        "attempt", "connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes", "process",
+        "silent_rounds",
+    )  # fmt: skip
 
     def __init__(self, name: str, now_s: float) -> None:
         self.name = name
         self.identity: bytes | None = None
+        self.process, self.attempt = "", 0  # who introduced itself last, and on its which connection
         self.heard_s = now_s
         self.silent_rounds = 0  # rounds of housekeeping since it was heard
         self.connects = 0
@@ -75,8 +80,14 @@ class Sessions:
         """A front end of an earlier life may come back; who left requests behind is never one too many."""
         self._by_name.setdefault(name, Session(name, now_s))
 
-    def connect(self, name: str, identity: bytes, now_s: float) -> tuple[Session | None, bytes | None]:
+    def is_late(self, connect: Connect) -> bool:
+        """Whether the same process has introduced itself on a later connection; this one was given up."""
+        session = self._by_name.get(connect.frontend)
+        return session is not None and session.process == connect.process and connect.attempt < session.attempt
+
+    def connect(self, connect: Connect, identity: bytes, now_s: float) -> tuple[Session | None, bytes | None]:
         """Bind a name to an identity: the session, or None when there are too many; and the identity it replaced."""
+        name = connect.frontend
         session = self._by_name.get(name)
         if session is None:
             if len(self._by_name) >= self._limits.frontends_max:
@@ -88,6 +99,7 @@ class Sessions:
         replaced = session.identity if session.identity != identity else None
         self.disconnect(session)
         session.identity = identity
+        session.process, session.attempt = connect.process, connect.attempt
         session.heard(now_s)
         session.connects += 1
         self._by_identity[identity] = session

@@ -89,6 +89,8 @@ def check_connect(msg: m.Connect, limits: Limits) -> None:
     _text("frontend", msg.frontend, limits.frontend_name_bytes_max, empty=False)
     if not msg.frontend.isprintable():
         _fail("text", "frontend", "the name has characters that cannot be printed")
+    _text("process", msg.process, limits.frontend_name_bytes_max)
+    _range("attempt", msg.attempt, 0, INT64_MAX)
 
 
 def check_generate(msg: m.Generate, limits: Limits) -> None:

@@ -13,6 +13,7 @@ for a daemon that is gone for good, nor a request running that nobody reads. Inv
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -26,10 +27,9 @@ from ipc.client_stream import RequestStream
 from ipc.client_streams import OpenStreams
 from ipc.errors import DaemonLost
 from ipc.keys import ClientKeys
-from ipc.messages import Answer, Ask, Generate, Rejected, ToFrontEnd, Welcome
+from ipc.messages import Answer, Ask, Connect, Generate, Rejected, ToFrontEnd, Welcome
 from ipc.sockets import SocketOptions, connect_dealer
 
-OWN_CONNECT_S = 10.0  # who takes our name so soon after an attempt of ours was given up is that attempt
 DRAIN_MS = 500
 NOT_KNOWN = ("not_connected", "booting")  # the daemon has nothing against us, it only does not know us (any more)
 CLIENT_SOCKET = SocketOptions(4096, 4096, codec.TRUSTED_LIMITS.message_bytes_max)
@@ -77,7 +77,8 @@ class DaemonClient:
         self._changed = trio.Event()
         self._final = ""  # a reason why waiting is useless
         self._replaced = False  # another process goes by our name
-        self._unwelcome_s = -math.inf  # when an attempt was given up last: its Connect may still be on its way
+        self._process = secrets.token_hex(8)
+        self._attempts = 0
         self._heard_s = -math.inf
         self._alive_s = -math.inf  # the newest sign of life: of a connection, or that a daemon boots
         self._questions: dict[int, _Question] = {}
@@ -206,9 +207,10 @@ class DaemonClient:
         socket.watch_disconnects()
         connection: Connection | None = None
         try:
-            greeting = await shake_hands(socket, self.frontend, self._booting)
+            self._attempts += 1
+            connect = Connect(self.frontend, process=self._process, attempt=self._attempts)
+            greeting = await shake_hands(socket, connect, self._booting)
             if isinstance(greeting, NoWelcome):
-                self._unwelcome_s = trio.current_time()
                 self._absent = greeting.reason
                 self._final = greeting.reason if greeting.final else ""
                 self._tell()
@@ -284,7 +286,6 @@ class DaemonClient:
         """
         assert self._connection is not None, "only a connection is read"
         reason = f"the daemon rejected us ({message.code}): {message.message}"
-        late = message.code == "taken_over" and trio.current_time() - self._unwelcome_s < OWN_CONNECT_S
-        if message.code == "taken_over" and not late:
+        if message.code == "taken_over":
             self._replaced, self._final = True, reason
-        self._connection.end(reason, resumable=late or message.code in NOT_KNOWN)
+        self._connection.end(reason, resumable=message.code in NOT_KNOWN)

@@ -38,9 +38,9 @@ class NoWelcome:
     final: bool = False
 
 
-async def shake_hands(socket: Socket, frontend: str, booting: Callable[[str], None]) -> Welcome | NoWelcome:
+async def shake_hands(socket: Socket, connect: Connect, booting: Callable[[str], None]) -> Welcome | NoWelcome:
     """Introduce ourselves and wait to be welcomed; `booting` is told, with the reason, when we are to ask again."""
-    await socket.send([codec.encode(Connect(frontend))])
+    await socket.send([codec.encode(connect)])
     while True:
         with trio.move_on_after(ATTEMPT_S) as scope:
             frames = await socket.recv()
@@ -61,7 +61,7 @@ async def shake_hands(socket: Socket, frontend: str, booting: Callable[[str], No
             return NoWelcome(message.message, REFUSED_RETRY_S, final=message.code == "version")
         booting(message.message)
         await trio.sleep(BOOTING_RETRY_S)
-        await socket.send([codec.encode(Connect(frontend))])
+        await socket.send([codec.encode(connect)])
 
 
 class Connection:

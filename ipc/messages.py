@@ -54,10 +54,16 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Connect(msgspec.Struct, tag=True, array_like=True):
-    """First message of a front end; `frontend` is its own name, kept over reconnects."""
+    """First message on each connection of a front end; `frontend` is its own name, kept over reconnects.
+
+    `process` names the one that speaks ("": it does not say) and `attempt` numbers its connections: an earlier one that
+    arrives late does not take the name from a later one.
+    """
 
     frontend: str
     version: int = PROTOCOL_VERSION
+    process: str = ""
+    attempt: int = 0
 
 
 class Generate(msgspec.Struct, tag=True, array_like=True):

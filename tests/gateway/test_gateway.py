@@ -233,6 +233,24 @@ async def test_a_reconnect_under_the_same_name_takes_over(endpoint: str) -> None
         assert world.gateway.stats["takeovers"] == 1
 
 
+async def test_an_earlier_attempt_that_arrives_late_takes_nothing_over(endpoint: str) -> None:
+    """Connections of one process are numbered: streams stay with the latest, and another process still takes over."""
+    async with gateway(endpoint) as world:
+        new, late, other = await world.peer(), await world.peer(), await world.peer()
+        world.names.append("fe")
+        assert isinstance(await new.ask(Connect("fe", process="p", attempt=2)), Welcome)
+        answer = await late.ask(Connect("fe", process="p", attempt=1))
+        assert isinstance(answer, Rejected)
+        assert answer.code == "late"
+        world.deliver(out(accepted(0, "a", 1)))
+        assert isinstance(await new.recv(), Accepted)
+        assert world.gateway.stats["takeovers"] == 0
+        assert isinstance(await other.ask(Connect("fe", process="q", attempt=1)), Welcome)
+        farewell = await new.recv()
+        assert isinstance(farewell, Rejected)
+        assert farewell.code == "taken_over"
+
+
 async def test_a_connection_that_changes_its_name_gives_up_the_old_one(endpoint: str) -> None:
     """One identity never speaks for two front ends."""
     async with gateway(endpoint) as world:
