@@ -16,8 +16,8 @@ from typing import Any
 import trio
 
 from daemon.exits import Exit
-from daemon.processes import Child, exit_text
-from daemon.pulse import Pulse, Watch, stopped
+from daemon.processes import Child, exit_text, is_stopped
+from daemon.pulse import Pulse, Watch
 from daemon.restarts import Restarts
 
 STEADY_S = 10.0  # a process that lived so long did not die in vain: the next one starts at once
@@ -93,7 +93,7 @@ class Keeper:
         async def end_when_silent() -> None:
             nonlocal silent_s
             silent_s = float(await watch.silence())
-            frozen = stopped(child.pid)
+            frozen = is_stopped(child.pid)
             log.error("ChildSilent", child=self.name, pid=child.pid, silent_s=silent_s, stopped=frozen)
             await end_silent(child, frozen)
 

@@ -182,6 +182,14 @@ class Child:
             self._pidfd = -1
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger; one that is gone is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
+
+
 def exit_text(code: int) -> str:
     """An exit code in words."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Protocol
 
 import trio
 
 from daemon.endpoints import FrontClient
+from daemon.processes import is_stopped
 from ipc import codec
 from ipc.errors import DecodeError
 from ipc.messages import Answer, Ask
@@ -109,14 +109,6 @@ async def send_back(pair: socket.socket) -> None:
         ours.close()
 
 
-def stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal or a debugger."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False
-
-
 class Watch:
     """Asks in rounds until it is silent for `silence_s`; `answered` says whether it ever was not.
 
@@ -140,7 +132,7 @@ class Watch:
         return beats
 
     def _judged(self) -> bool:
-        return (self.answered and not self.leaving) or stopped(self._pid)
+        return (self.answered and not self.leaving) or is_stopped(self._pid)
 
 
 async def count_silence(asked: Callable[[], Awaitable[bool]], judged: Callable[[], bool], rounds_max: int) -> int:

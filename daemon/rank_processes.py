@@ -15,7 +15,7 @@ import trio
 from daemon.blame import RankId
 from daemon.exits import DaemonError, Exit
 from daemon.last_words import last_words
-from daemon.processes import Child, module_command
+from daemon.processes import Child, is_stopped, module_command
 from daemon.run_dir import RunDir
 
 TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"
@@ -80,7 +80,7 @@ class RankProcesses:
 
     def stopped(self) -> list[RankId]:
         """Ranks whose process is stopped by a signal or a debugger."""
-        return [rank for rank, child in self._children.items() if child.code is None and _is_stopped(child.pid)]
+        return [rank for rank, child in self._children.items() if child.code is None and is_stopped(child.pid)]
 
     def said_last(self, rank: RankId) -> str:
         """What a rank said last in this epoch, and where the rest of it is; empty for one that runs elsewhere."""
@@ -92,10 +92,3 @@ class RankProcesses:
 
     def _log_path(self, rank: RankId) -> Path:
         return self._run_dir.logs / f"rank-{rank[0]}-{rank[1]}.log"
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:  # it is gone
-        return False

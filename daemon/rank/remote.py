@@ -20,10 +20,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from daemon.processes import child_environment, die_with_parent, module_command
+from daemon.processes import child_environment, die_with_parent, is_stopped, module_command
 from daemon.rank.command_line import (
     EXIT_AGAIN,
     EXIT_NOT_JOINED,
@@ -188,14 +187,6 @@ class Epochs:
                 stopped_since = now
             elif now - stopped_since > FROZEN_S:
                 child.kill()
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process of ours was stopped by a signal."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

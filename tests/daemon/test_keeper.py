@@ -19,8 +19,8 @@ from daemon.endpoints import FrontClient
 from daemon.exits import DaemonError, Exit
 from daemon.keeper import FINAL, FINAL_AT_BOOT, STEADY_S, Keeper, Life, end_silent, may_return
 from daemon.listening import handed_on, listen, url_of
-from daemon.processes import Child
-from daemon.pulse import ROUND_S, DaemonPulse, PairPulse, Watch, count_silence, send_back, stopped
+from daemon.processes import Child, is_stopped
+from daemon.pulse import ROUND_S, DaemonPulse, PairPulse, Watch, count_silence, send_back
 from daemon.restarts import Restarts
 from tests.daemon.test_observe import NotedLog
 from tests.gateway.harness import gateway
@@ -228,7 +228,7 @@ async def test_M7_a_process_that_ignores_its_last_words_is_killed(
                 await trio.sleep(0.01)
             await end_silent(child, frozen=False)
             assert await child.wait() == -signal.SIGKILL
-        assert not stopped(child.pid)
+        assert not is_stopped(child.pid)
     finally:
         child.close()
 

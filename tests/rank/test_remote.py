@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
+from daemon.processes import is_stopped
 from daemon.rank import remote
 from daemon.rank.command_line import EXIT_AGAIN, EXIT_FAULT, EXIT_NOT_JOINED, EXIT_ORPHANED, EXIT_STOPPED, EXIT_USAGE
 from daemon.rank.errors import BadOption
 from daemon.rank.layout import Layout, layout_of, local_number, local_ranks
-from daemon.rank.remote import FROZEN_S, PAUSE_FIRST_S, PAUSE_MOST_S, Epochs, is_stopped, place_of
+from daemon.rank.remote import FROZEN_S, PAUSE_FIRST_S, PAUSE_MOST_S, Epochs, place_of
 from tests.e2e.harness import eventually
 from tools.own_server import ROOT
 from tools.rank_driver import settings
