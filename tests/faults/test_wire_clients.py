@@ -104,6 +104,16 @@ def end(told: int = len(REFERENCE), reason: str = "length") -> Finished:
     return Finished("a", 0, 5, reason, "", 3, told)
 
 
+async def accepts_and_goes_on(daemon: Daemon, held: int, *astray: ToFrontEnd) -> None:
+    """A daemon accepts what the front end holds so many tokens of, is told them, and gives the rest and the end."""
+    await daemon.says(Accepted("a", 5, 1, len(REFERENCE), 7), *astray)
+    resume = await daemon.hears()
+    assert isinstance(resume, Resume)
+    assert i64(resume.tokens).tolist() == REFERENCE[:held]
+    await daemon.says(Continued("a", 0, 5, held, pack_i64(REFERENCE[held:])), end())
+    assert isinstance(await daemon.hears(), Acknowledge)
+
+
 async def first_life(world_: World, held: int) -> None:
     """A daemon that accepts, gives so many tokens and is gone."""
     async with world_.daemon() as daemon:
@@ -130,22 +140,22 @@ async def test_overlapping_tokens_are_taken_once(tmp_path: Path, back: int) -> N
     assert (w.story.finish, w.story.told_tokens, w.story.wrong, w.story.resumes) == ("length", 12, [], 1)
 
 
-async def test_a_skipped_position_and_another_text_are_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("position", "known", "wrong"),
+    [(6, REFERENCE[6:], "2 are missing"), (2, [1, *REFERENCE[3:]], "other tokens than we hold")],
+    ids=["skipped", "other text"],
+)
+async def test_a_skipped_position_and_another_text_are_wrong(
+    tmp_path: Path, position: int, known: list[int], wrong: str
+) -> None:
     """A life that goes on behind our position, or says other tokens for places that we hold, is written down."""
     async with world(tmp_path) as w:
         await first_life(w, 4)
         async with w.daemon() as daemon:
             assert isinstance(await daemon.welcomes(), Resume)
-            await daemon.says(Continued("a", 0, 5, 6, pack_i64(REFERENCE[6:])), end())
+            await daemon.says(Continued("a", 0, 5, position, pack_i64(known)), end())
             assert isinstance(await daemon.hears(), Acknowledge)
-    assert "2 are missing" in w.story.wrong[0]
-    async with world(tmp_path) as w:
-        await first_life(w, 4)
-        async with w.daemon() as daemon:
-            assert isinstance(await daemon.welcomes(), Resume)
-            await daemon.says(Continued("a", 0, 5, 2, pack_i64([1, *REFERENCE[3:]])), end())
-            assert isinstance(await daemon.hears(), Acknowledge)
-    assert "other tokens than we hold" in w.story.wrong[0]
+    assert wrong in w.story.wrong[0]
 
 
 async def test_an_acceptance_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
@@ -155,12 +165,7 @@ async def test_an_acceptance_that_was_lost_is_asked_for_again(tmp_path: Path) ->
             assert isinstance(await daemon.welcomes(), Generate)
         async with w.daemon() as daemon:
             assert isinstance(await daemon.welcomes(), Generate)
-            await daemon.says(Accepted("a", 5, 1, len(REFERENCE), 7), tokens(3, 5))
-            resume = await daemon.hears()
-            assert isinstance(resume, Resume)
-            assert resume.tokens == b""
-            await daemon.says(Continued("a", 0, 5, 0, pack_i64(REFERENCE)), end())
-            assert isinstance(await daemon.hears(), Acknowledge)
+            await accepts_and_goes_on(daemon, 0, tokens(3, 5))
     assert (w.story.tokens, w.story.finish) == (REFERENCE, "length")
 
 
@@ -172,12 +177,7 @@ async def test_a_daemon_that_lost_the_request_is_given_it_again(tmp_path: Path) 
             assert isinstance(await daemon.welcomes(), Resume)
             await daemon.says(Refused("a", "unknown_request", "never heard of it"))
             assert isinstance(await daemon.hears(), Generate)
-            await daemon.says(Accepted("a", 5, 1, len(REFERENCE), 7))
-            resume = await daemon.hears()
-            assert isinstance(resume, Resume)
-            assert i64(resume.tokens).tolist() == REFERENCE[:4]
-            await daemon.says(Continued("a", 0, 5, 4, pack_i64(REFERENCE[4:])), end())
-            assert isinstance(await daemon.hears(), Acknowledge)
+            await accepts_and_goes_on(daemon, 4)
     assert (w.story.tokens, w.story.finish) == (REFERENCE, "length")
 
 
