@@ -14,8 +14,6 @@ from daemon.exits import DaemonError, Exit
 
 RankId = tuple[int, int]
 PEER_GONE = "GroupBroken"  # a Fault that begins so says that a peer is gone or late, not that this rank is wrong
-
-
 REFUSED = ("BadOption", "UnsupportedModel")  # ... that what it was told to do cannot be done: it would say so again
 
 

@@ -303,9 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve; returns the exit code (`daemon.exits`)."""
     try:
         settings = load("serve", list(sys.argv[1:] if argv is None else argv), ABOUT)
-        parse_faults(
-            os.environ.get(FAULTS, "")
-        )  # each process takes its own: a wrong text is refused before any starts
+        parse_faults(os.environ.get(FAULTS, ""))  # a wrong text is refused before any process starts
         run_dir = RunDir(default_path(settings))
         run_dir.prepare()
         run_dir.claim_server()

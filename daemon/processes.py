@@ -21,6 +21,7 @@ from typing import IO
 import trio
 
 PARENT_VARIABLE = "BANDMASTER_PARENT"
+TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"  # proves to the daemon who started a rank
 PR_SET_PDEATHSIG = 1
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SOURCE_ROOT = Path(__file__).resolve().parent.parent

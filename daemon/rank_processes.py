@@ -18,7 +18,6 @@ from daemon.last_words import last_words
 from daemon.processes import Child, is_stopped, module_command
 from daemon.run_dir import RunDir
 
-TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"
 MEETING_FILES = "rendezvous-"  # how `daemon.rank_settings` names them
 REAP_WITHIN_S = 60.0  # a process in the kernel for so long will not come out of it
 

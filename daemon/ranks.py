@@ -24,8 +24,8 @@ from daemon.blame import Mark, RankId, RankLost, judge
 from daemon.endpoints import RanksServer, ranks_server
 from daemon.exits import DaemonError, Exit
 from daemon.gateway_hostile import Complaints
-from daemon.processes import Child, exit_text
-from daemon.rank_processes import TOKEN_VARIABLE, RankProcesses
+from daemon.processes import TOKEN_VARIABLE, Child, exit_text
+from daemon.rank_processes import RankProcesses
 from daemon.rank_settings import rank_ids, rank_settings
 from daemon.rank_watch import RankWatch
 from daemon.results import DigestMismatch

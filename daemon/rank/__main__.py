@@ -19,7 +19,7 @@ import trio
 
 from daemon.exits import DaemonError
 from daemon.faults import Faults, planted
-from daemon.processes import die_with_parent
+from daemon.processes import TOKEN_VARIABLE, die_with_parent
 from daemon.rank.command_line import EXIT_FAULT, EXIT_USAGE, JOIN_TIMEOUT_S, add_connection
 from daemon.rank.errors import RankError
 from daemon.rank.faults import FaultyStream
@@ -27,8 +27,6 @@ from daemon.rank.loop import Place, RankLoop
 from ipc.errors import IpcError
 from ipc.keys import load_client_keys
 from ipc.streams import RankStream
-
-TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"
 
 
 def configure_logs(place: Place) -> None:

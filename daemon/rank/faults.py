@@ -29,37 +29,33 @@ class FaultyStream(RankStream):
         """The next message that is not dropped."""
         while True:
             message = await super().recv()
-            if not (isinstance(message, Step) and await self._drops("step", message.seq)):
+            if not (isinstance(message, Step) and "drop" in await self._struck("step", message.seq)):
                 return message
 
     async def send(self, message: FromRank) -> None:
         """Send a message, a report perhaps late, spoilt or never."""
         if isinstance(message, Report):
-            spoilt = message
-            dropped = False
-            for spec in self.faults.hit("report", message.seq):
-                if spec.action == "delay":
-                    await trio.sleep(self.faults.delay_s(spec))
-                dropped = dropped or spec.action == "drop"
-                if spec.action.startswith("corrupt_"):
-                    spoilt = spoil(spoilt, spec.action.removeprefix("corrupt_"))
-            if dropped:
+            struck = await self._struck("report", message.seq)
+            if "drop" in struck:
                 self.skip_report(message.seq)
                 return
-            message = spoilt
+            for action in struck:
+                if action.startswith("corrupt_"):
+                    message = spoil(message, action.removeprefix("corrupt_"))
         await super().send(message)
 
     def send_now(self, report: Report) -> bool:
         """What may be delayed goes by `send`."""
         return False
 
-    async def _drops(self, point: str, seq: int) -> bool:
-        dropped = False
+    async def _struck(self, point: str, seq: int) -> list[str]:
+        """The actions of the faults that strike here, once its delays are over."""
+        struck = []
         for spec in self.faults.hit(point, seq):
             if spec.action == "delay":
                 await trio.sleep(self.faults.delay_s(spec))
-            dropped = dropped or spec.action == "drop"
-        return dropped
+            struck.append(spec.action)
+        return struck
 
     def skip_report(self, seq: int) -> None:
         """The daemon never gets this one, and we go on as if it had."""
