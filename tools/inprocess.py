@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -42,6 +42,28 @@ FRONTEND = "in-process"
 
 class NeverRests(Exception):
     """The engine still wants to go on after the most turns it was allowed."""
+
+
+def turn_until_rest(turn: Callable[[], bool], core: SchedulerCore, turns_max: int) -> None:
+    """Turn until nothing is left to do; raises NeverRests."""
+    for _ in range(turns_max):
+        if not turn():
+            return
+    raise NeverRests(f"after {turns_max} turns: {core.gauges()}")
+
+
+def check_rank_at_rest(worker: StepWorker, geometry: Geometry, live: tuple[int, ...]) -> None:
+    """At rest a rank's books hold what the core's do, and nothing pends."""
+    rank = f"rank {worker.stage}.{worker.rank}"
+    assert worker.diverged_at == 0, f"{rank}: the digests differ from step {worker.diverged_at} on"
+    assert tuple(worker.mirror.live_units()) == live, f"{rank}: {worker.mirror.live_units()} is not {live}"
+    physical = worker.chain.band_counts().reshape(-1, 4)
+    for index, band in enumerate(geometry.stages[worker.stage].bands):
+        if band.unit_bytes:
+            counts = physical[index].tolist()
+            where = f"{rank}, band {band.name}"
+            assert counts[0] == live[index], f"{where}: {counts[0]} units live, the core counts {live}"
+            assert counts[2] == 0, f"{where}: {counts[2]} units pend at rest"
 
 
 class CountingDevice:
@@ -269,10 +291,7 @@ class InProcess:
 
     def run(self, turns_max: int = 100_000) -> None:
         """Turn until nothing is left to do; raises NeverRests."""
-        for _ in range(turns_max):
-            if not self.turn():
-                return
-        raise NeverRests(f"{self.live} requests live after {turns_max} turns: {self.core.gauges()}")
+        turn_until_rest(self.turn, self.core, turns_max)
 
     def generate(self, prompt: list[int], max_tokens: int, **fields: Any) -> Sent:
         """Submit one request and run until rest."""
@@ -308,7 +327,7 @@ class InProcess:
         else:
             assert not any(live), f"{live} units are live at rest, without a cache"
         for worker in self._workers():
-            self._check_worker(worker, live)
+            check_rank_at_rest(worker, self.geometry, live)
 
     def check_free(self) -> None:
         """Without a cache, or after it was flushed: everything is free."""
@@ -322,17 +341,6 @@ class InProcess:
     def _workers(self) -> Sequence[StepWorker]:
         """Of every rank that there is."""
         return [self.worker]
-
-    def _check_worker(self, worker: StepWorker, live: tuple[int, ...]) -> None:
-        """At rest a rank's books hold what the core's do, and nothing pends."""
-        assert worker.diverged_at == 0, f"the digests differ from step {worker.diverged_at} on"
-        assert tuple(worker.mirror.live_units()) == live, f"{worker.mirror.live_units()} is not {live}"
-        physical = worker.chain.band_counts().reshape(-1, 4)
-        for index, band in enumerate(self.geometry.stages[worker.stage].bands):
-            if band.unit_bytes:
-                counts = physical[index].tolist()
-                assert counts[0] == live[index], f"band {band.name}: {counts[0]} units live, the core counts {live}"
-                assert counts[2] == 0, f"band {band.name}: {counts[2]} units pend at rest"
 
     def _apply(self, step: Step) -> InFlight:
         return self.worker.launch(step)

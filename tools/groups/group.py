@@ -32,15 +32,12 @@ from ipc.messages import Accepted, Begin, Explained, Finished, Generate, RankSet
 from journal.records import Digested
 from tools.groups.exchange import Hub, Place
 from tools.groups.rank import SimulatedRank, encoded
+from tools.inprocess import check_rank_at_rest, turn_until_rest
 
 TICK_NS = 1_000_000
 EPOCH = 1
 FRONTEND = "group"
 GREEDY = Sampling(temperature=0.0, seed=0)
-
-
-class NeverRests(Exception):
-    """The group still wants to go on after the most turns it was allowed."""
 
 
 @dataclass
@@ -153,10 +150,7 @@ class SimulatedGroup:
 
     def run(self, turns_max: int = 1_000_000) -> None:
         """Turn until nothing is left to do; raises NeverRests."""
-        for _ in range(turns_max):
-            if not self.turn():
-                return
-        raise NeverRests(f"after {turns_max} turns: {self.core.gauges()}")
+        turn_until_rest(self.turn, self.core, turns_max)
 
     def _turn_steadily(self) -> bool:
         if self._wants_tick:
@@ -246,18 +240,8 @@ class SimulatedGroup:
         held = memory.cache.held() if memory.cache is not None else (0,) * len(self.geometry.stages[0].bands)
         assert memory.live_units() == held, f"{memory.live_units()} units are live at rest, the cache holds {held}"
         for rank in self.ranks.values():
-            assert rank.worker.diverged_at == 0, f"rank {rank.place} diverged at step {rank.worker.diverged_at}"
-            assert tuple(rank.worker.mirror.live_units()) == held, f"rank {rank.place} counts otherwise"
+            check_rank_at_rest(rank.worker, self.geometry, held)
             rank.worker.chain.check()
-            counts = rank.worker.chain.band_counts().reshape(-1, 4)
-            for index, band in enumerate(self.geometry.stages[rank.layout.stage].bands):
-                live, _, pending, _ = counts[index].tolist()
-                assert not band.unit_bytes or (live, pending) == (held[index], 0), (
-                    rank.place,
-                    band.name,
-                    live,
-                    pending,
-                )
 
     def explained(self) -> dict[Place, Explained]:
         """What every rank answers to `Explain`."""
