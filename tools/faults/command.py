@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def _told(row: dict[str, Any]) -> None:
 def run_cases(options: argparse.Namespace, made: Plan) -> dict[str, Result]:
     """The undisturbed server, then one for each case; by the specifications of the case."""
     every = [case for case in cases(options.pp, options.tp) if options.only in case.specs]
-    chosen = every if options.each else [Case(";".join(options.specs), ())]
+    chosen = every if options.each else [Case(";".join(options.specs))]
     results: dict[str, Result] = {}
     sys.stderr.write("undisturbed\n")
     quiet = run(_below(made, "undisturbed"), _told)
@@ -145,8 +145,6 @@ def run_cases(options: argparse.Namespace, made: Plan) -> dict[str, Result]:
 
 
 def _below(made: Plan, name: str) -> Plan:
-    from dataclasses import replace
-
     return replace(made, run_dir=made.run_dir / name)
 
 
