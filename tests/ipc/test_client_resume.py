@@ -23,6 +23,7 @@ from ipc.messages import (
     Continued,
     FinishAt,
     Finished,
+    Generate,
     Logprobs,
     Refused,
     Rejected,
@@ -74,6 +75,15 @@ async def came(client: DaemonClient, count: int) -> None:
     """Wait until so many tokens have come."""
     while client.stats["tokens"] < count:
         await wait_all_tasks_blocked(0.001)
+
+
+async def accepted_and_resumed(daemon: FakeDaemon, stream: RequestStream, again: Any) -> FakeDaemon:
+    """A stream is accepted, its daemon is cut off, and the next one has heard that it would go on."""
+    await accept(daemon, 5)
+    assert isinstance(await anext(stream), Accepted)
+    daemon = await again()
+    assert await daemon.got.receive() == resume("a", [])
+    return daemon
 
 
 async def rest(stream: RequestStream) -> list[Event]:
@@ -171,12 +181,9 @@ async def test_a_request_that_was_forgotten_and_is_refused_is_lost_in_words(endp
     async with cut(endpoint) as (client, again):
         daemon = await again()
         async with client.generate(request()) as stream:
-            await accept(daemon, 5)
-            assert isinstance(await anext(stream), Accepted)
-            daemon = await again()
-            await daemon.got.receive()
+            daemon = await accepted_and_resumed(daemon, stream, again)
             await daemon.send(Refused("a", "unknown_request", "no such request"))
-            await daemon.got.receive()
+            assert isinstance(await daemon.got.receive(), Generate)
             await daemon.send(Refused("a", "queue_full", "full"))
             with pytest.raises(DaemonLost, match="refuses it: full"):
                 await anext(stream)
@@ -212,10 +219,7 @@ async def test_the_daemons_own_verdict_of_a_conflict_is_the_end(endpoint: str) -
     async with cut(endpoint) as (client, again):
         daemon = await again()
         async with client.generate(request()) as stream:
-            await accept(daemon, 5)
-            assert isinstance(await anext(stream), Accepted)
-            daemon = await again()
-            await daemon.got.receive()
+            daemon = await accepted_and_resumed(daemon, stream, again)
             await daemon.send(finished("a", 5, reason="fault"))
             assert await rest(stream) == [finished("a", 5, reason="fault")]
 
