@@ -17,7 +17,7 @@ from daemon.core.scheduler import SchedulerCore
 from daemon.forked import Forked
 from daemon.snapshots import core_state
 from ipc.packing import unpack
-from journal import snapshots
+from journal import segment, snapshots
 from journal.records import DECISION_VERSION
 from journal.snapshots import BODY_BYTES_MAX, Body, Header
 from journal.storage import Storage
@@ -72,7 +72,7 @@ def write(core: SchedulerCore, storage: Storage, moment: Moment, receive: Callab
     state, groups = core_state(core), core.recoverable()
     stages = [unpack(receive(), BODY_BYTES_MAX) for _ in range(moment.stages)]
     body = snapshots.encode_body(Body(state, stages, moment.reported_seq, moment.sampled, groups, core.next_request))
-    digest = snapshots.digest(body)
+    digest = segment.digest(body)
     header = Header(
         moment.journal_id,
         moment.life,

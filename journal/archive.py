@@ -10,7 +10,7 @@ from __future__ import annotations
 import zstandard
 
 from journal.segment import ARCHIVE_SUFFIX, segment_names
-from journal.storage import Storage
+from journal.storage import Storage, write_all
 
 LEVEL = 3
 TEMPORARY_SUFFIX = ".zst.tmp"
@@ -38,9 +38,7 @@ def _compress(storage: Storage, name: str) -> None:
         storage.remove(temporary)  # of an attempt that failed
     handle = storage.create(temporary)
     try:
-        left = packed
-        while left:
-            left = left[storage.write(handle, left) :]
+        write_all(storage, handle, packed)
         storage.sync(handle)
     finally:
         storage.close(handle)

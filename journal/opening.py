@@ -14,9 +14,9 @@ from daemon.core.inputs import Recovered
 from journal import frame, segment, snapshots
 from journal.errors import JournalDamaged
 from journal.reader import Finding, Walk, readable_segments
-from journal.records import Kind
+from journal.records import INPUT_KINDS, Kind
 from journal.recovery import Decision
-from journal.storage import Storage
+from journal.storage import Storage, write_all
 from journal.writer import TEMPORARY_SUFFIX, JournalSettings, JournalWriter, Start
 
 CUT_SUFFIX = ".cut"
@@ -109,7 +109,7 @@ def _inherited(storage: Storage, first: int) -> bool:
         lives += record.kind == Kind.OPENED
         if lives > 1:
             return False
-        if Kind.ARRIVED <= record.kind < Kind.STEPPED:  # an input
+        if record.kind in INPUT_KINDS:
             taken_over = record.decode()
             if not isinstance(taken_over, Recovered) or not taken_over.left:
                 return isinstance(taken_over, Recovered)
@@ -140,9 +140,7 @@ def _cut(storage: Storage, cut: Finding) -> str:
         storage.remove(kept)  # of a repair that was interrupted: the file itself still has the bytes
     handle = storage.create(kept)
     try:
-        left = tail
-        while left:
-            left = left[storage.write(handle, left) :]
+        write_all(storage, handle, tail)
         storage.sync(handle)
     finally:
         storage.close(handle)

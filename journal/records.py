@@ -151,6 +151,8 @@ PAYLOADS: dict[Kind, type[msgspec.Struct]] = {
 
 assert set(PAYLOADS) == set(Kind), "a record kind without a payload"
 
+INPUT_KINDS = frozenset(kind for kind in Kind if Kind.ARRIVED <= kind < Kind.STEPPED)
+
 KIND_OF: dict[type[msgspec.Struct], Kind] = {payload: kind for kind, payload in PAYLOADS.items()}
 
 # Records that replay and recovery can do without: a reader that does not know their kind passes over them.

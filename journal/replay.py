@@ -30,7 +30,6 @@ from daemon.core.inputs import (
     EpochEnded,
     Input,
     Recovered,
-    RecoveredGroup,
     Reported,
     Ticked,
 )
@@ -41,16 +40,17 @@ from journal import records
 from journal.difference import describe, first_difference
 from journal.errors import JournalError
 from journal.reader import Record
-from journal.records import DECISION_VERSION, PAYLOADS, SCHEMA_VERSION, Closed, Digested, Kind, Opened, Snapshotted
-from journal.snapshots import Body, Header, digest, encode_body
+from journal.records import DECISION_VERSION, INPUT_KINDS, SCHEMA_VERSION, Closed, Digested, Kind, Opened, Snapshotted
+from journal.segment import digest
+from journal.snapshots import Body, Header, encode_body
+from journal.succession import Core as Recoverable
 from journal.succession import Succession
 
 BODIES_KEPT = 2  # states that wait for the record of their snapshot
 STEPS_KEPT = 4096  # digests of so many steps wait for the ranks' reports
-INPUT_KINDS = frozenset(kind for kind in PAYLOADS if Kind.ARRIVED <= kind < Kind.STEPPED)
 
 
-class Core(Protocol):
+class Core(Recoverable, Protocol):
     """What replay needs of a scheduler core."""
 
     def feed(self, item: Input) -> Outputs:
@@ -64,13 +64,6 @@ class Core(Protocol):
 
     def view(self) -> dict[str, Any]:
         """The state as plain values."""
-
-    def recoverable(self) -> list[RecoveredGroup]:
-        """What the next life takes over."""
-
-    @property
-    def next_request(self) -> int:
-        """The next free number."""
 
 
 class Mirror(Protocol):

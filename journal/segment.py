@@ -108,7 +108,7 @@ def encode_header(header: SegmentHeader, prev_crc: int) -> bytes:
 
 
 def digest(data: bytes | memoryview) -> bytes:
-    """The digest by which a header names the sound bytes of the file before it: BLAKE2b, 16 bytes."""
+    """The digest by which a header names the file before it, or the body of a snapshot: BLAKE2b, 16 bytes."""
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import struct
-from hashlib import blake2b
 
 import google_crc32c
 import msgspec
@@ -22,8 +21,8 @@ import zstandard
 from daemon.core.inputs import RecoveredGroup
 from journal.errors import JournalError
 from journal.records import DECISION_VERSION
-from journal.segment import DIGEST_BYTES
-from journal.storage import Storage
+from journal.segment import digest
+from journal.storage import Storage, write_all
 
 MAGIC = b"BMSNAP1\n"
 LEVEL = 3
@@ -94,11 +93,6 @@ def decode_body(data: bytes) -> Body:
     return _body_decoder.decode(data)
 
 
-def digest(body: bytes) -> bytes:
-    """The digest by which header and record name a body: BLAKE2b, 16 bytes."""
-    return blake2b(body, digest_size=DIGEST_BYTES).digest()
-
-
 def write(storage: Storage, header: Header, body: bytes) -> tuple[str, int]:
     """Write a snapshot; its name and size in bytes. Raises OSError, and then there is none. Blocks on the disk."""
     assert header.digest == digest(body), "the header names another body"
@@ -111,12 +105,7 @@ def write(storage: Storage, header: Header, body: bytes) -> tuple[str, int]:
         storage.remove(temporary)  # of an attempt that failed
     handle = storage.create(temporary)
     try:
-        left = memoryview(data)
-        while left:
-            taken = storage.write(handle, bytes(left))
-            if taken <= 0:
-                raise OSError(f"a write of {len(left)} bytes took {taken}")
-            left = left[taken:]
+        write_all(storage, handle, data)
         storage.sync(handle)
     finally:
         storage.close(handle)

@@ -60,6 +60,16 @@ class Storage(Protocol):
         """Remove the file."""
 
 
+def write_all(storage: Storage, handle: int, data: bytes) -> None:
+    """Write until all is taken; a write that takes nothing is an error."""
+    while data:
+        taken = storage.write(handle, data)
+        assert taken <= len(data), f"a write of {len(data)} bytes took {taken}"
+        if taken <= 0:
+            raise OSError(f"a write of {len(data)} bytes took {taken}")
+        data = data[taken:]
+
+
 class DiskStorage:
     """A directory of the real file system, private to its owner (0700, files 0600)."""
 

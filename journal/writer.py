@@ -29,7 +29,7 @@ from journal import archive, frame, records
 from journal.errors import JournalFailed
 from journal.records import KIND_OF, MAY_SKIP, Kind
 from journal.segment import DIGEST_BYTES, FORMAT_MAJOR, FORMAT_MINOR, SegmentHeader, encode_header, segment_name
-from journal.storage import Storage
+from journal.storage import Storage, write_all
 
 Policy = Literal["always", "group", "os"]
 TEMPORARY_SUFFIX = ".tmp"
@@ -249,7 +249,7 @@ class JournalWriter:
         try:
             taken = self._storage.write(current.handle, data)
             if taken != len(data):
-                _write_all(self._storage, current.handle, data[taken:])
+                write_all(self._storage, current.handle, data[taken:])
         except OSError as error:
             self._broken = f"writing {current.name} failed: {error}"
             return
@@ -381,11 +381,11 @@ class JournalWriter:
         try:
             handle = self._storage.create(temporary)
             fresh = _Current(handle, header, header_frame)
-            _write_all(self._storage, handle, header_frame)
+            write_all(self._storage, handle, header_frame)
             self._storage.sync(handle)
             with self._state_mutex:
                 held = b"".join(chunk.data for chunk in self._written) + (self._unsent if unsent else b"")
-                _write_all(self._storage, handle, held)
+                write_all(self._storage, handle, held)
                 self._storage.rename(temporary, name)
                 fresh.written_bytes += len(held)
                 self._current = fresh
@@ -420,13 +420,3 @@ class JournalWriter:
             with contextlib.suppress(OSError):  # synced, or reported as failed, already
                 self._storage.close(self._current.handle)
             self._storage.unlock()
-
-
-def _write_all(storage: Storage, handle: int, data: bytes) -> None:
-    """Write until all is taken; a write that takes nothing is an error."""
-    while data:
-        taken = storage.write(handle, data)
-        assert taken <= len(data), f"a write of {len(data)} bytes took {taken}"
-        if taken <= 0:
-            raise OSError(f"a write of {len(data)} bytes took {taken}")
-        data = data[taken:]

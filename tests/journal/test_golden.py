@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from journal.reader import Walk, read_records
-from journal.records import KIND_OF, PAYLOADS, Kind
-from journal.replay import INPUT_KINDS
+from journal.records import INPUT_KINDS, KIND_OF, PAYLOADS, Kind
 from journal.storage import DiskStorage
 from tests.golden.make import HERE, SCHEMA_LOCK, make_journal, schema_text
 from tools.replay import replay_directory

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from daemon.recovery import recover
-from journal import snapshots
+from journal import segment, snapshots
 from journal.errors import JournalDamaged
 from journal.opening import open_journal
 from journal.reader import read_records
@@ -61,7 +61,7 @@ def test_replay_reproduces_every_snapshot(seed: int) -> None:
         header, data = snapshots.load(disk, said.file)
         assert (header.sequence, header.digest, header.life) == (said.sequence, said.digest, f"life {seed}")
         assert len(disk.files[said.file].data) == said.size_bytes
-        assert snapshots.digest(data) == said.digest
+        assert segment.digest(data) == said.digest
 
 
 @pytest.mark.parametrize("seed", range(2))

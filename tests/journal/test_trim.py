@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from daemon.recovery import recover
-from journal import snapshots
+from journal import segment, snapshots
 from journal.opening import open_journal
 from journal.segment import segment_names
 from journal.snapshots import decode_body, encode_body, snapshot_names
@@ -108,7 +108,7 @@ def another_state(directory: Path) -> str:
     header, data = snapshots.load(storage, path.name)
     body = encode_body(msgspec.structs.replace(decode_body(data), next_request=999))
     path.unlink()
-    changed = msgspec.structs.replace(header, body_bytes=len(body), digest=snapshots.digest(body))
+    changed = msgspec.structs.replace(header, body_bytes=len(body), digest=segment.digest(body))
     snapshots.write(storage, changed, body)
     return "the newer snapshot has another state than replay from the older one leads to: next_request"
 
@@ -120,7 +120,7 @@ def another_start(directory: Path) -> str:
     header, data = snapshots.load(storage, path.name)
     body = encode_body(msgspec.structs.replace(decode_body(data), sampled=bytes(16)))
     path.unlink()
-    changed = msgspec.structs.replace(header, body_bytes=len(body), digest=snapshots.digest(body))
+    changed = msgspec.structs.replace(header, body_bytes=len(body), digest=segment.digest(body))
     snapshots.write(storage, changed, body)
     return f"replay from {header.sequence} differs: "
 

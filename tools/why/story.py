@@ -20,8 +20,7 @@ from daemon.core.reasons import Verdict
 from daemon.core.scheduler import SchedulerCore
 from journal import records
 from journal.reader import Record
-from journal.records import DECISION_VERSION, Kind, Opened
-from journal.replay import INPUT_KINDS
+from journal.records import DECISION_VERSION, INPUT_KINDS, Kind, Opened
 from tools.why.words import Bands
 
 CONTEXT = frozenset({Verdict.STALLED, Verdict.DRAINING, Verdict.FLUSHED})
