@@ -40,22 +40,19 @@ from journal import records, segment, snapshots
 from journal.errors import JournalError
 from journal.opening import Found
 from journal.reader import Record, Walk
-from journal.records import DECISION_VERSION, Kind, Opened
-from journal.replay import INPUT_KINDS
+from journal.records import DECISION_VERSION, INPUT_KINDS, Kind, Opened
 from journal.snapshots import Body, SnapshotUnusable
 from journal.storage import Storage
+from journal.succession import Core as Recoverable
 
 OUTPUT_KINDS = frozenset((Kind.DECIDED, Kind.STEPPED))
 RAISES_MAX = 8  # inputs of one life that may be passed over because a core raises at them
 
 
-class Core(Protocol):
+class Core(Recoverable, Protocol):
     """What recovery needs of a scheduler core."""
 
     def feed(self, item: Any) -> Any: ...
-    def recoverable(self) -> list[RecoveredGroup]: ...
-    @property
-    def next_request(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +130,12 @@ class _Life:
                 return
             yield record
 
+    def _head(self) -> tuple[Record | None, Opened | None]:
+        """The oldest record of the life that is left, and what it says if it is the life's first."""
+        head = next(self._records(), None)
+        opened: Any = head.decode() if head is not None and head.kind == Kind.OPENED else None
+        return head, opened
+
     # --- by replay -----------------------------------------------------------------------------------------------
 
     def replayed(self) -> Recovery:
@@ -151,8 +154,7 @@ class _Life:
 
     def _start(self) -> tuple[Opened | None, int, Body | None]:
         """The life's first record if it is still there, and the newest snapshot of it that can be used."""
-        head = next(self._records(), None)
-        opened: Any = head.decode() if head is not None and head.kind == Kind.OPENED else None
+        head, opened = self._head()
         if opened is not None and opened.decision_version != DECISION_VERSION:
             raise Differs(f"the last life decided by version {opened.decision_version}, this one is {DECISION_VERSION}")
         first = head.sequence if head is not None else 1
@@ -215,14 +217,14 @@ class _Life:
     def from_records(self) -> Recovery:
         """Accepted and not acknowledged, without output; from the newest snapshot's list where there is one."""
         known = _Accepted()
-        sequence = 0
+        _, opened = self._head()
         for sequence, name in reversed(snapshots.snapshot_names(self._storage.names()).items()):
             try:
-                _, body = snapshots.load_groups(self._storage, name)
+                header, body = snapshots.load_groups(self._storage, name)
             except (SnapshotUnusable, OSError) as error:
                 self.notes.append(f"not used: {error}")
                 continue
-            if sequence <= self._found.last_sequence and self._of_this_life(name):
+            if sequence <= self._found.last_sequence and (opened is None or header.life == opened.life):
                 known.take_over(body.groups, body.next_request)
                 break
         else:
@@ -233,11 +235,6 @@ class _Life:
             known.take(record)
         groups = sorted(known.groups.values(), key=lambda group: group.accepted.first_request)
         return Recovery(groups, known.next_request, "records", sequence, count, 0, self.notes)
-
-    def _of_this_life(self, name: str) -> bool:
-        head = next(self._records(), None)
-        opened: Any = head.decode() if head is not None and head.kind == Kind.OPENED else None
-        return opened is None or snapshots.load_header(self._storage, name).life == opened.life
 
 
 class _Accepted:
