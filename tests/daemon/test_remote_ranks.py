@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,16 +19,11 @@ from ipc.client import DaemonClient
 from ipc.keys import load_client_keys, make_keys
 from tests.daemon.daemon_process import PATIENCE_S, ROOT, DaemonProcess, running, under_load
 from tests.daemon.test_recovery import Told, follow, health
+from tests.rank.places import free_port
 from tools.replay import replay_directory
 
 pytestmark = pytest.mark.e2e
 TOKEN = {"BANDMASTER_RANK_TOKEN": "a token of the cluster's own"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

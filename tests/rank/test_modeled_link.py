@@ -13,13 +13,10 @@ import pytest
 from daemon.rank.errors import BadOption, GroupBroken
 from daemon.rank.layout import Layout
 from daemon.rank.modeled_link import SocketLink
+from tests.rank.places import free_port, layouts
 
 TIMEOUT_MS = 10_000
-
-
-def layouts(stages: int, ranks: int) -> list[Layout]:
-    """Every place of a group."""
-    return [Layout(stage, stages, rank, ranks) for stage in range(stages) for rank in range(ranks)]
+WITHIN_S = 3 * TIMEOUT_MS / 1000
 
 
 @pytest.fixture
@@ -27,12 +24,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     """A thread for each rank."""
     with ThreadPoolExecutor(16) as made:
         yield made
-
-
-def free_port() -> int:
-    """A port that nobody listened at just now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def rendezvous(scheme: str, place: Path) -> str:
@@ -49,7 +40,7 @@ def on_all(
 ) -> list[object]:
     """The same call on every rank at once; results in order."""
     futures: list[Future[object]] = [pool.submit(work, link, number) for number, link in enumerate(links)]
-    return [future.result(TIMEOUT_MS) for future in futures]
+    return [future.result(WITHIN_S) for future in futures]
 
 
 def linked(
@@ -57,7 +48,7 @@ def linked(
 ) -> list[SocketLink]:
     """The links of a whole group."""
     futures = [pool.submit(SocketLink, layout, 3, where, timeout_ms) for layout in layouts(stages, ranks)]
-    return [future.result() for future in futures]
+    return [future.result(WITHIN_S) for future in futures]
 
 
 @pytest.mark.parametrize("scheme", ["file", "tcp", "env"])
@@ -138,10 +129,10 @@ def test_a_rank_of_another_epoch_is_not_let_in(pool: ThreadPoolExecutor, tmp_pat
     stray = SocketLink(Layout(0, 1, 1, 2), 1, where, TIMEOUT_MS)
     (tmp_path / ("d" * 90) / "meeting.0.1").unlink()
     second = SocketLink(Layout(0, 1, 1, 2), 2, where, TIMEOUT_MS)
-    mate = first.result(TIMEOUT_MS)
+    mate = first.result(WITHIN_S)
     waiting = pool.submit(mate.reduce, np.ones(1, dtype=np.uint64))
     assert second.reduce(np.ones(1, dtype=np.uint64)).tolist() == [2]
-    assert waiting.result(TIMEOUT_MS).tolist() == [2]
+    assert waiting.result(WITHIN_S).tolist() == [2]
     with pytest.raises(GroupBroken):
         stray.reduce(np.ones(1, dtype=np.uint64))
     for link in (mate, second, stray):
@@ -162,5 +153,5 @@ def test_a_rank_whose_rendezvous_ends_says_that_it_is_gone() -> None:
         peer, _ = store.accept()
         peer.shutdown(socket.SHUT_WR)
         with pytest.raises(GroupBroken, match=r"rank 0\.0 at the rendezvous is gone"):
-            waiting.result(30)
+            waiting.result(WITHIN_S)
         peer.close()

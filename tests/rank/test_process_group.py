@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
-import socket
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,10 @@ from daemon.rank.group import SoloGroup
 from daemon.rank.layout import SOLO, Layout
 from daemon.rank.process_group import ProcessGroup, interface_towards, open_group, open_store
 from tests.rank.group_process import child
+from tests.rank.places import free_port, layouts
 from tools.rank_driver import settings
 
 WITHIN_S = 120
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def run(
@@ -37,7 +29,7 @@ def run(
     context = multiprocessing.get_context("forkserver")  # torch is imported once, in a process without threads
     context.set_forkserver_preload(["tests.rank.group_process"])
     heard = []
-    for layout in [Layout(stage, stages, rank, ranks) for stage in range(stages) for rank in range(ranks)]:
+    for layout in layouts(stages, ranks):
         mine, theirs = context.Pipe(duplex=False)
         given = (theirs, work, rendezvous, layout, timeout_ms, environ or {})
         process = context.Process(target=child, args=given, daemon=True)
