@@ -5,28 +5,14 @@ Owns the threads' workers and the check that their reports agree. Must never be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
-
 from allocator.columns import pack_i32
 from allocator.geometry import Geometry
 from allocator.logical.chain import LogicalChain
-from daemon.rank.group import Group
-from daemon.rank.layout import Layout
 from daemon.rank.runner import Prepared, Runner
 from daemon.rank.step_worker import InFlight, StepWorker
-from daemon.rank.torch_runner import TorchRunner
 from ipc.messages import Begin, RankSettings, Report, Step
 from tools.rank_driver import Driver, RowState
-from tools.thread_group import ThreadGroup, run_ranks, thread_groups
-
-Open = Callable[[RankSettings, Layout, Group], Runner]
-
-
-def open_torch(settings: RankSettings, layout: Layout, group: Group) -> Runner:
-    """A torch runner in a group of threads."""
-    return TorchRunner(settings, layout, join=lambda *_: group)
+from tools.thread_group import Open, ThreadGroup, open_torch, run_ranks, thread_groups, threaded
 
 
 class GroupDriver(Driver):
@@ -36,8 +22,7 @@ class GroupDriver(Driver):
     """
 
     def __init__(self, config: RankSettings, stages: int = 1, ranks: int = 1, opened: Open = open_torch) -> None:
-        layers = config.stage_layers or ([0] * stages if stages > 1 else [])
-        config = msgspec.structs.replace(config, stage_layers=layers, tensor_ranks=ranks, rendezvous="threads")
+        config = threaded(config, stages, ranks)
         self.groups = thread_groups(stages, ranks)
         self.runners = [opened(config, group.layout, group) for group in self.groups]
         self.all_prepared: list[Prepared] = run_ranks(self.groups, lambda group: self._runner(group).prepare())

@@ -1,6 +1,6 @@
 """Ranks as threads of one process: a Group in plain memory, so that layouts are tried without processes.
 
-Owns the meeting points of the threads. Must never be used to serve. Invariants: sums run in rank order, so every rank
+Owns the meeting points of the threads, and how a runner is opened among them. Must never be used to serve. Invariants: sums run in rank order, so every rank
 gets the same bits; a peer that raised, left or is late is a GroupBroken on all others within the timeout.
 """
 
@@ -12,15 +12,21 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
 from daemon.rank.errors import GroupBroken
+from daemon.rank.group import Group
 from daemon.rank.layout import Layout
+from daemon.rank.runner import Runner
+from daemon.rank.torch_runner import TorchRunner
+from ipc.messages import RankSettings
 
 MEET_TIMEOUT_S = 600.0
 LOOK_S = 0.02  # how often a waiting receiver looks whether its peer has left
 T = TypeVar("T")
+Open = Callable[[RankSettings, Layout, Group], Runner]
 
 
 class _Stage:
@@ -137,6 +143,17 @@ class ThreadGroup:
         gone = ", ".join(self._world.left)
         peers = f"rank {gone} has left" if gone else f"a peer did not take part within {timeout_s:g} s"
         return GroupBroken(f"rank {self.name}: {what}: {peers}")
+
+
+def open_torch(settings: RankSettings, layout: Layout, group: Group) -> Runner:
+    """A torch runner in a group of threads."""
+    return TorchRunner(settings, layout, join=lambda *_: group)
+
+
+def threaded(settings: RankSettings, stages: int, ranks: int) -> RankSettings:
+    """The settings of so many stages and tensor ranks that are threads; layers as evenly split as can be, if unsaid."""
+    layers = settings.stage_layers or ([0] * stages if stages > 1 else [])
+    return msgspec.structs.replace(settings, stage_layers=layers, tensor_ranks=ranks, rendezvous="threads")
 
 
 def thread_groups(stages: int = 1, ranks: int = 1, timeout_s: float = 60.0) -> list[ThreadGroup]:

@@ -7,7 +7,7 @@ launched, so nobody's memory is touched by two steps at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -17,31 +17,21 @@ from daemon.agreement import agree
 from daemon.core.inputs import Reported
 from daemon.core.limits import CoreConfig
 from daemon.mailbox import Collated
-from daemon.rank.group import Group
-from daemon.rank.layout import Layout
-from daemon.rank.runner import Prepared, Runner
+from daemon.rank.runner import Prepared
 from daemon.rank.step_worker import InFlight, StepWorker
-from daemon.rank.torch_runner import TorchRunner
 from daemon.results import Collator
 from ipc.messages import Begin, RankSettings, Ready, Step
 from tools.inprocess import CountingRunner, InProcess
-from tools.thread_group import ThreadGroup, run_ranks, thread_groups
+from tools.thread_group import Open, ThreadGroup, open_torch, run_ranks, thread_groups, threaded
 
 EPOCH = 1
-Open = Callable[[RankSettings, Layout, Group], Runner]
-
-
-def open_torch(settings: RankSettings, layout: Layout, group: Group) -> Runner:
-    """A torch runner in a group of threads."""
-    return TorchRunner(settings, layout, join=lambda *_: group)
 
 
 class ThreadedRanks:
     """`stages` x `ranks` ranks whose models are loaded once; `begin` starts an epoch of them."""
 
     def __init__(self, settings: RankSettings, stages: int, ranks: int, opened: Open = open_torch) -> None:
-        layers = settings.stage_layers or ([0] * stages if stages > 1 else [])
-        self.settings = msgspec.structs.replace(settings, stage_layers=layers, tensor_ranks=ranks, rendezvous="threads")
+        self.settings = threaded(settings, stages, ranks)
         self._groups = thread_groups(stages, ranks)
         self.runners = [CountingRunner(opened(self.settings, group.layout, group)) for group in self._groups]
         self.prepared: list[Prepared] = run_ranks(self._groups, lambda group: self._runner(group).prepare())
