@@ -46,8 +46,9 @@ def end(
         core.expected.finished(group.namespace, request.output_tokens, request.max_output)
     usage = request.output_tokens if output_tokens is None else max(0, min(output_tokens, request.output_tokens))
     group.outputs[request.choice] = b"".join(request.kept)
-    if request.prompt_logprobs or request.output_logprobs:
-        group.logprobs[request.choice] = [*request.prompt_logprobs, *request.output_logprobs]
+    logprobs = request.logprobs
+    if logprobs:
+        group.logprobs[request.choice] = logprobs
     request.kept = []
     finished = Finished(
         id=group.id,

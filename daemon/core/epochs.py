@@ -65,8 +65,8 @@ def ended(core: CoreState, item: EpochEnded, out: Outputs) -> None:
     if len(core.queue):
         core.queue_moved_ns = item.now_ns
         core.queue.forget_found()
-    for number in core.requests:
-        core.requests[number].match = None
+    for request in core.requests.values():
+        request.match = None
 
 
 def _price(core: CoreState, group: Group, now_ns: int, out: Outputs) -> None:

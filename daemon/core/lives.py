@@ -16,7 +16,7 @@ from daemon.core.inputs import Recovered, RecoveredChoice, RecoveredGroup
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict
 from daemon.core.requests import Group, Request
-from daemon.core.resuming import UNKNOWN
+from daemon.core.resuming import unknown
 from daemon.core.state import CoreState
 from ipc.messages import RequestLogprobs
 
@@ -62,7 +62,7 @@ def _choice(core: CoreState, group: Group, choice: int) -> RecoveredChoice:
     losses, furthest_tokens = suspects.standing(core, request)
     return RecoveredChoice(
         tokens=core.output_of(request),
-        logprobs=[*request.prompt_logprobs, *request.output_logprobs],
+        logprobs=request.logprobs,
         prompt_logprobs_next=request.prompt_logprobs_next,
         retractions=request.retractions,
         started=request.started,
@@ -121,6 +121,5 @@ def _logprobs(group: Group, choice: int, was: RecoveredChoice) -> tuple[list[Req
     prompt = [entry for entry in was.logprobs if entry.prompt_position >= 0]
     output = [entry for entry in was.logprobs if entry.prompt_position < 0]
     if group.sampling.logprobs >= 0:
-        lost = RequestLogprobs(group.accepted.first_request + choice, -1, UNKNOWN)
-        output += [lost] * (len(was.tokens) // 8 - len(output))
+        output += unknown(group.accepted.first_request + choice, len(was.tokens) // 8 - len(output))
     return prompt, output

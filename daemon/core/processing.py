@@ -20,7 +20,7 @@ from daemon.core.inputs import Reported
 from daemon.core.outputs import Outputs, TokenColumns
 from daemon.core.reasons import EndReason
 from daemon.core.requests import Request
-from daemon.core.resuming import UNKNOWN
+from daemon.core.resuming import unknown
 from daemon.core.rows import Rows
 from daemon.core.state import CoreState, Flight
 from ipc.messages import Logprobs, RequestLogprobs, RowLogprobs
@@ -162,7 +162,7 @@ def _logprobs(core: CoreState, reported: list[RowLogprobs]) -> list[RequestLogpr
             request.prompt_logprobs.append(told)
         else:
             kept = request.output_logprobs
-            kept += [RequestLogprobs(request.number, -1, UNKNOWN)] * (int(core.rows.output[entry.row]) - len(kept))
+            kept += unknown(request.number, int(core.rows.output[entry.row]) - len(kept))
             kept.append(told)
     return delivered
 

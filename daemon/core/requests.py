@@ -183,6 +183,11 @@ class Request:
         """Prompt and kept output of a request that has no row: what its prefill will cover."""
         return self.prompt_tokens + self.output_tokens
 
+    @property
+    def logprobs(self) -> list[RequestLogprobs]:
+        """What was delivered of the prompt, then one entry per output token; the caller's own list."""
+        return [*self.prompt_logprobs, *self.output_logprobs]
+
     def advance(self, tokens: int, epoch: int) -> None:
         """A report of this epoch shows that it got so far."""
         if tokens > self.furthest_tokens:

@@ -30,6 +30,11 @@ NOT_KNOWN = -9999.0  # in place of a log probability, as the OpenAI API has it f
 UNKNOWN = Logprobs(0, np.array([NOT_KNOWN], "<f4").tobytes(), pack_i32([0]), b"", b"")  # of a token without one
 
 
+def unknown(request: int, count: int) -> list[RequestLogprobs]:
+    """Entries of so many output tokens without a log probability; none where `count` is not above 0."""
+    return [RequestLogprobs(request, -1, UNKNOWN)] * count
+
+
 def resumed(core: CoreState, item: Resumed, out: Outputs) -> None:
     """Answer with what the client lacks; with the end, if there is one; or with a refusal for what is not known."""
     group = core.group_of(item.frontend, item.id)
@@ -61,7 +66,7 @@ def _tell(core: CoreState, group: Group, choice: int, position: int, out: Output
     request = core.requests.get(group.accepted.first_request + choice)
     ended = group.ended.get(choice)
     if request is not None:
-        output, logprobs = core.output_of(request), [*request.prompt_logprobs, *request.output_logprobs]
+        output, logprobs = core.output_of(request), request.logprobs
     else:
         assert ended is not None, "a choice that is not live has ended"
         output, logprobs = group.outputs[choice][: 8 * ended.output_tokens], group.logprobs.get(choice, [])
@@ -125,14 +130,11 @@ def _adopt(core: CoreState, request: Request, held: Int64s, had: int, now_ns: in
         requeue(core, request, now_ns)
     request.kept, request.output_tokens = [held.tobytes()] if len(held) else [], len(held)
     request.match = None
-    if len(held):
-        request.furthest_tokens = max(
-            request.furthest_tokens, request.sequence_tokens
-        )  # that is nobody's progress here
+    if len(held):  # that is nobody's progress here
+        request.furthest_tokens = max(request.furthest_tokens, request.sequence_tokens)
     if request.group.sampling.logprobs >= 0:
         known = request.output_logprobs[: request.confirmed]
-        lost = RequestLogprobs(request.number, -1, UNKNOWN)
-        request.output_logprobs = known + [lost] * (len(held) - len(known))
+        request.output_logprobs = known + unknown(request.number, len(held) - len(known))
     numbers = {"held_tokens": len(held), "output_tokens": had, "confirmed_tokens": request.confirmed}
     request.confirmed = -1
     out.decisions.append(Decided(now_ns, Verdict.RESUMED, request.number, "adopted", numbers))
