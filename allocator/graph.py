@@ -28,6 +28,7 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1
 
 # Kinds of shared objects; an instance is its class's number plus INSTANCE.
 LIST, DICT, SET, DEQUE, BYTEARRAY, ARRAY, INSTANCE = range(7)
+PLAIN: dict[int, Callable[[], Any]] = {LIST: list, DICT: dict, SET: set}  # kinds that begin empty
 # Tags of values that are copied.
 TUPLE, NAMED, STRUCT, ENUM, NUMBER, INTEGER, FUNCTION, METHOD, CLASS, EXTERNAL, FROZEN, DTYPE, UNSET, EMPTY = range(14)
 
@@ -269,7 +270,7 @@ class _Decoder:
         if kind == BYTEARRAY:
             return bytearray(record[1])
         if kind < INSTANCE:
-            return {LIST: list, DICT: dict, SET: set}[kind]()
+            return PLAIN[kind]()
         cls = self._classes[kind - INSTANCE][0]
         return cls.__new__(cls)
 
