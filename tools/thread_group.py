@@ -1,7 +1,8 @@
 """Ranks as threads of one process: a Group in plain memory, so that layouts are tried without processes.
 
-Owns the meeting points of the threads, and how a runner is opened among them. Must never be used to serve. Invariants: sums run in rank order, so every rank
-gets the same bits; a peer that raised, left or is late is a GroupBroken on all others within the timeout.
+Owns the meeting points of the threads, and how a runner is opened among them. Must never be used to serve. Invariants:
+sums run in rank order, so every rank gets the same bits; a peer that raised, left or is late is a GroupBroken on all
+others within the timeout.
 """
 
 from __future__ import annotations
