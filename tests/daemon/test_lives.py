@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,19 @@ MAX_TOKENS = 600
 PROMPT = [5, 6, 7]  # of `greedy`
 
 
+@contextlib.asynccontextmanager
+async def followed(run_dir: Path, within_s: float) -> AsyncIterator[list[Told]]:
+    """What clients that wait for their daemon to come back are told; each has its end when this is left."""
+    told = [Told() for _ in range(COUNT)]
+    with trio.fail_after(within_s):
+        async with DaemonClient(f"ipc://{run_dir}/front.sock", "fe", return_within_s=PATIENCE_S) as client:
+            await client.wait_connected(PATIENCE_S)
+            async with trio.open_nursery() as nursery:
+                for index, one in enumerate(told):
+                    nursery.start_soon(follow, client, f"r{index}", one, MAX_TOKENS)
+                yield told
+
+
 async def served(run_dir: Path, *flags: str, kills: int) -> list[list[int]]:
     """What clients of a daemon get that is killed so often, each time once a snapshot more is there."""
 
@@ -30,22 +45,16 @@ async def served(run_dir: Path, *flags: str, kills: int) -> list[list[int]]:
         return DaemonProcess(run_dir, "--snapshot", "64KiB", *flags, delay_us=3000)  # streams outlast two snapshots
 
     daemon = start()
-    told = [Told() for _ in range(COUNT)]
     try:
-        with trio.fail_after(4 * PATIENCE_S):
-            async with DaemonClient(f"ipc://{run_dir}/front.sock", "fe", return_within_s=PATIENCE_S) as client:
-                await client.wait_connected(PATIENCE_S)
-                async with trio.open_nursery() as nursery:
-                    for index, one in enumerate(told):
-                        nursery.start_soon(follow, client, f"r{index}", one, MAX_TOKENS)
-                    for kill in range(kills):
-                        while len(daemon.lines("Snapshotted")) <= kill and daemon.alive():
-                            await trio.sleep(0.01)
-                        daemon.send(signal.SIGKILL)
-                        daemon.process.wait()
-                        daemon = start()
-                daemon.send(signal.SIGTERM)
-                assert await daemon.code() == 0
+        async with followed(run_dir, 4 * PATIENCE_S) as told:
+            for kill in range(kills):
+                while len(daemon.lines("Snapshotted")) <= kill and daemon.alive():
+                    await trio.sleep(0.01)
+                daemon.send(signal.SIGKILL)
+                daemon.process.wait()
+                daemon = start()
+        daemon.send(signal.SIGTERM)
+        assert await daemon.code() == 0
     finally:
         daemon.kill()
     assert [one.end for one in told] == ["length"] * COUNT
@@ -89,19 +98,13 @@ async def test_killed_at_a_write(tmp_path: Path, point: str) -> None:
     """A daemon that its own disk kills: before the Nth write of the journal, behind it, or at an fsync."""
     run_dir = tmp_path / "run"
     environ = {"BANDMASTER_FAULTS": f"daemon:journal.{point}:kill", "BANDMASTER_FAULTS_DIR": str(tmp_path)}
-    told = [Told() for _ in range(COUNT)]
     daemon = DaemonProcess(run_dir, delay_us=1000, environ=environ)
     try:
-        with trio.fail_after(2 * PATIENCE_S):
-            async with DaemonClient(f"ipc://{run_dir}/front.sock", "fe", return_within_s=PATIENCE_S) as client:
-                await client.wait_connected(PATIENCE_S)
-                async with trio.open_nursery() as nursery:
-                    for index, one in enumerate(told):
-                        nursery.start_soon(follow, client, f"r{index}", one, MAX_TOKENS)
-                    while daemon.alive():
-                        await trio.sleep(0.01)
-                    assert daemon.process.returncode == -signal.SIGKILL
-                    daemon = DaemonProcess(run_dir, delay_us=1000, environ=environ)
+        async with followed(run_dir, 2 * PATIENCE_S) as told:
+            while daemon.alive():
+                await trio.sleep(0.01)
+            assert daemon.process.returncode == -signal.SIGKILL
+            daemon = DaemonProcess(run_dir, delay_us=1000, environ=environ)
     finally:
         daemon.kill()
     for one in told:
