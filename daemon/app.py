@@ -25,7 +25,6 @@ from daemon.clock import NS_PER_S, Clock
 from daemon.compaction import CompactionWorker
 from daemon.config import recorded
 from daemon.core.inputs import Input
-from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from daemon.core_settings import core_config
 from daemon.endpoints import FrontServer
@@ -111,9 +110,10 @@ class Daemon:
         self._hurried = False
         self.life = clock.token()
         self._checks = Checks(settings.invariants)
-        self.core = SchedulerCore(core_config(settings), self._checks)
+        self.core_config = core_config(settings)  # as recorded in the journal
+        self.core = SchedulerCore(self.core_config, self._checks)
         self.metrics = Metrics()
-        self.metrics.set_policies(core_config(settings))
+        self.metrics.set_policies(self.core_config)
         self._wire()
 
     def _wire(self) -> None:
@@ -170,11 +170,6 @@ class Daemon:
         self.epochs = Epochs(
             self.ranks, self.results, self.engine, restarts, clock, self.metrics, log, on_began=self._epoch_began
         )
-
-    @property
-    def core_config(self) -> CoreConfig:
-        """The core's configuration, as recorded in the journal."""
-        return core_config(self._settings)
 
     def bands(self) -> dict[str, tuple[int, ...]]:
         """Live, hole, pending and beyond units by band name, summed over stages, as the ranks reported them last."""
