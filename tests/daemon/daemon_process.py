@@ -23,6 +23,9 @@ from ipc.client_stream import Tokens
 from ipc.errors import DaemonLost
 from ipc.keys import ClientKeys
 from ipc.messages import Accepted, Finished, Generate, Refused, Sampling
+from journal.reader import read_records
+from journal.records import Kind
+from journal.storage import DiskStorage
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 30
@@ -96,6 +99,11 @@ async def running(
             yield daemon, client
     finally:
         daemon.kill()
+
+
+def kinds(run_dir: Path) -> list[Kind]:
+    """Of every record of a daemon's journal, in order."""
+    return [Kind(record.kind) for record in read_records(DiskStorage(run_dir / "journal"))]
 
 
 class Outcome:

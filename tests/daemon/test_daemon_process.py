@@ -18,15 +18,11 @@ from ipc.sockets import connect_dealer
 from journal.reader import read_records
 from journal.records import Closed, Kind
 from journal.storage import DiskStorage
-from tests.daemon.daemon_process import PATIENCE_S, DaemonProcess, Outcome, request, running, under_load
+from tests.daemon.daemon_process import PATIENCE_S, DaemonProcess, Outcome, kinds, request, running, under_load
 from tools.replay import replay_directory
 
 pytestmark = pytest.mark.e2e
 LONG = 5000  # tokens that nobody waits for
-
-
-def kinds(run_dir: Path) -> list[Kind]:
-    return [Kind(record.kind) for record in read_records(DiskStorage(run_dir / "journal"))]
 
 
 def leftovers(run_dir: Path) -> list[str]:

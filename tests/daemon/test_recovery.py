@@ -14,10 +14,8 @@ from daemon.exits import Exit
 from ipc.client import DaemonClient
 from ipc.client_stream import Tokens
 from ipc.messages import Finished
-from journal.reader import read_records
 from journal.records import Kind
-from journal.storage import DiskStorage
-from tests.daemon.daemon_process import PATIENCE_S, DaemonProcess, Outcome, greedy, request, running, under_load
+from tests.daemon.daemon_process import PATIENCE_S, DaemonProcess, Outcome, greedy, kinds, request, running, under_load
 from tools.replay import replay_directory
 
 pytestmark = pytest.mark.e2e
@@ -44,10 +42,6 @@ async def follow(client: DaemonClient, name: str, told: Told, max_tokens: int) -
 
 async def health(client: DaemonClient) -> dict[str, Any]:
     return dict(json.loads((await client.ask("health")).body))
-
-
-def kinds(run_dir: Path) -> list[Kind]:
-    return [Kind(record.kind) for record in read_records(DiskStorage(run_dir / "journal"))]
 
 
 async def losing_ranks(daemon: DaemonProcess, client: DaemonClient, number: int, times: int) -> list[Told]:
