@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import httpx
 import psutil
 import trio
 
+from tools.faults.rounds import units_left
 from tools.own_server import ROOT, OwnServer
 
 PATIENCE_S = 30.0
@@ -73,25 +72,9 @@ def units(server: OwnServer) -> dict[str, float]:
     return {name: value for name, value in server.metrics().items() if name.startswith("bandmaster:units{")}
 
 
-def labels(sample: str) -> dict[str, str]:
-    """The labels of a sample by its name in the exposition."""
-    return dict(re.findall(r'(\w+)="([^"]*)"', sample))
-
-
 def idle(server: OwnServer) -> bool:
     """Whether nothing runs, waits or is in flight, and on each stage live or pending is what the prefix cache holds."""
-    metrics = server.metrics()
-    names = ("running", "waiting", "prefilling", "parked")
-    busy = sum(metrics[f"bandmaster:num_requests_{name}"] for name in names)
-    cached = {
-        labels(name)["band"]: value for name, value in metrics.items() if name.startswith("bandmaster:cached_units{")
-    }
-    held = Counter[tuple[str, str]]()
-    for name, value in units(server).items():
-        of = labels(name)
-        held[of["band"], of["stage"]] += value if of["state"] in ("live", "pending") else 0
-    at_rest = all(value == cached[band] for (band, _), value in held.items())
-    return not busy and at_rest and not metrics["bandmaster:num_steps_in_flight"]
+    return not units_left(server)
 
 
 def client(server: OwnServer) -> httpx.AsyncClient:

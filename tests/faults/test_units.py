@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.faults.rounds import units_left
+from tools.faults.rounds import ZERO_AT_REST, units_left
 
 
 class Server:
@@ -17,7 +17,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """As exposed."""
-        found = {"bandmaster:num_requests_running": 0.0, "bandmaster:num_steps_in_flight": 0.0}
+        found = {f"bandmaster:num_{name}": 0.0 for name in ZERO_AT_REST}
         for name, value in self._samples.items():
             band, *stage, state = name.split("_")
             sample = f'cached_units{{band="{band}"}}'
@@ -45,3 +45,13 @@ def test_only_what_the_cache_holds_may_be_live(samples: dict[str, float], left: 
     """Live and pending units are the cached ones, on each stage that has the band; anything else is named."""
     server: Any = Server(**samples)
     assert units_left(server) == left
+
+
+@pytest.mark.parametrize("name", ZERO_AT_REST)
+def test_a_count_that_is_not_zero_or_not_told_is_not_rest(name: str) -> None:
+    """Each of the counts keeps a server from rest, also where its metrics leave it out."""
+    server: Any = Server()
+    found = server.metrics()
+    for told in ({f"bandmaster:num_{name}": 2.0}, {}):
+        server.metrics = lambda told=told: {key: found[key] for key in found if not key.endswith(name)} | told
+        assert list(units_left(server)) == [f"num_{name}"]

@@ -7,6 +7,7 @@ everything asked in this one has ended, the server is green and holds nothing bu
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator
@@ -36,6 +37,7 @@ IDLE_WITHIN_S = 60.0
 LOOK_S = 0.05
 BEFORE_OUTPUT = 0.05  # strikes of a smaller share come while requests arrive and prompts are computed
 WIRE_FRONT_ENDS = 2
+ZERO_AT_REST = ("requests_running", "requests_waiting", "requests_prefilling", "requests_parked", "steps_in_flight")
 
 
 @dataclass(slots=True)
@@ -244,8 +246,8 @@ def units_left(server: OwnServer) -> dict[str, float]:
     except ServerFailed as error:
         return {str(error)[:200]: 1.0}
     left: dict[str, float] = {}
-    for name in ("requests_running", "requests_waiting", "requests_prefilling", "requests_parked", "steps_in_flight"):
-        if value := metrics.get(f"bandmaster:num_{name}", 0.0):
+    for name in ZERO_AT_REST:
+        if value := metrics.get(f"bandmaster:num_{name}", math.nan):  # what is not told is not at rest
             left[f"num_{name}"] = value
     cached = by_band(metrics, "cached_units")
     held: dict[tuple[str, str], float] = {}
