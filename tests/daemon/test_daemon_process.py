@@ -16,7 +16,7 @@ from daemon.exits import Exit
 from ipc.client import DaemonClient
 from ipc.sockets import connect_dealer
 from journal.reader import read_records
-from journal.records import Closed, Kind
+from journal.records import Closed, Kind, Readied
 from journal.storage import DiskStorage
 from tests.daemon.daemon_process import PATIENCE_S, DaemonProcess, Outcome, kinds, request, running, under_load
 from tools.replay import replay_directory
@@ -91,7 +91,9 @@ async def test_X7_the_drain_timeout_ends_what_is_left(tmp_path: Path) -> None:
     assert 0.6 < took < 5
     written = list(read_records(DiskStorage(tmp_path / "run" / "journal")))
     readied = next(record for record in written if record.kind == Kind.READIED)
-    assert readied.decode().versions["numpy"], "what the rank runs on is on record"
+    said = readied.decode()
+    assert isinstance(said, Readied)
+    assert said.versions["numpy"], "what the rank runs on is on record"
     assert readied.sequence < next(record.sequence for record in written if record.kind == Kind.EPOCH_BEGAN)
     closed = written[-1].decode()
     assert isinstance(closed, Closed)
