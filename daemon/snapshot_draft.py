@@ -22,7 +22,7 @@ from journal.records import DECISION_VERSION
 from journal.snapshots import BODY_BYTES_MAX, Body, Header
 from journal.storage import Storage
 
-TIMEOUT_S = 1200.0  # from the stages' parts to the file; 100,000 cached nodes take 8 s of a processor that is free
+TIMEOUT_S = 1200.0  # from the stages' parts to the file; encoding 100,000 cached nodes took 4.6 s of CPU
 
 
 @dataclass(frozen=True, slots=True)
