@@ -21,14 +21,13 @@ from allocator.geometry import Geometry
 from daemon.agreement import agree
 from daemon.last_words import last_words
 from daemon.mailbox import Collated
-from daemon.processes import Child, module_command
+from daemon.processes import TOKEN_VARIABLE, Child, module_command
 from daemon.results import Collator
 from ipc import codec
 from ipc.errors import IpcError
 from ipc.messages import Begin, Fault, Hello, Join, ModelFacts, RankSettings, Ready, Report, Step, Stop
 from ipc.streams import RankServer
 
-TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"
 EPOCH = 1
 BOOT_TIMEOUT_S = 120.0
 RECV_BATCH_MAX = 64
