@@ -35,7 +35,7 @@ from journal.storage import DiskStorage
 from journal.writer import JournalSettings, JournalWriter
 from tools.bench_cache import fill, quantiles
 from tools.bench_core import BenchWorld, bands_of
-from tools.replay import StageReplica
+from tools.replica import StageReplica
 
 PAUSE_MS_MAX = 5.0  # promised for a small daemon,
 PAUSE_US_PER_MIB_MAX = 60.0  # and so much more for each MiB that it holds

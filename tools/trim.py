@@ -26,7 +26,8 @@ from journal.replay import check
 from journal.snapshots import Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage, Storage
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory
-from tools.replay import factories, in_words
+from tools.replay import in_words
+from tools.replica import factories
 
 TRIMMED = 0
 DIFFERS = 1

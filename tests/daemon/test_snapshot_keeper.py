@@ -20,7 +20,7 @@ from journal.snapshots import snapshot_names
 from journal.storage import DiskStorage, Storage
 from tests.journal.test_snapshots import EVERY_BYTES, SMALL
 from tests.journal.world import InPlace, World
-from tools.replay import factories
+from tools.replica import factories
 
 ITERATIONS = 110
 HERE = os.getpid()

@@ -27,7 +27,7 @@ from journal.writer import JournalSettings
 from tests.journal.helpers import ID
 from tests.journal.modeled_disk import ModeledDisk
 from tests.journal.world import World
-from tools.replay import factories
+from tools.replica import factories
 
 SMALL = JournalSettings(segment_bytes=16 << 10)
 

@@ -21,7 +21,7 @@ from journal.segment import segment_name
 from journal.writer import JournalSettings
 from tests.journal.modeled_disk import Inode, ModeledDisk
 from tests.journal.world import World
-from tools.replay import factories
+from tools.replica import factories
 
 SMALL = JournalSettings(segment_bytes=16 << 10)
 

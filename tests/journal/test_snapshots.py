@@ -22,7 +22,7 @@ from tests.journal.helpers import ID
 from tests.journal.modeled_disk import ModeledDisk
 from tests.journal.test_lives import live, reopened
 from tests.journal.world import World
-from tools.replay import factories
+from tools.replica import factories
 
 SMALL = JournalSettings(segment_bytes=16 << 10)
 EVERY_BYTES = 18_000

@@ -76,6 +76,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--per-request", default=None, metavar="FILE", help=text)
     text = "an SVG of the memory by band over time; -: on standard output, without the tables"
     group.add_argument("--plot", default=None, metavar="FILE", help=text)
+    text = "an empty or new directory that gets the run as a journal, for `replay`; one arena and one policy only"
+    group.add_argument("--journal", default=None, metavar="DIR", help=text)
     group.add_argument("--no-bound", action="store_true", default=False, help="leave the offline bound out")
     group.add_argument("--jobs", default="1", metavar="N", help="runs at a time, a process each [1]")
     group = parser.add_argument_group("settings of `bandmaster serve`")

@@ -46,6 +46,7 @@ from ipc.messages import (
     Sampling,
     Step,
 )
+from tools.simulate.recording import Recording
 
 NS_PER_S = 1_000_000_000
 FRONTEND = "simulate"
@@ -125,7 +126,7 @@ class Engine:
     `tokens` says what is sampled, `checks` how much the core checks itself. With `clock` (nanoseconds of CPU time) the
     time of the core is taken: `core_ns` has one entry per step with a forward, with all that was fed since the last.
     `on_step` is called with every step, after the core formed it. `decided` counts decisions by verdict and reason;
-    `decisions` keeps them all with `keep_decisions`.
+    `decisions` keeps them all with `keep_decisions`. `recording` gets all that is fed and what it led to.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Engine:
         clock: Callable[[], int] | None = None,
         keep_decisions: bool = False,
         on_step: Callable[[Step], None] | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self.config, self.geometry, self.facts, self.times = config, geometry, facts, times or Times()
         self.core = SchedulerCore(config, checks)
@@ -153,7 +155,7 @@ class Engine:
         self.answered = 0  # requests that were refused, or all of whose choices ended
         self.busy_ns = 0  # the device's
         self._tokens, self._clock, self.on_step = tokens, clock, on_step
-        self._keep_decisions = keep_decisions
+        self._keep_decisions, self._recording = keep_decisions, recording
         self._device_free_ns = 0
         self._due: deque[_Due] = deque()
         self._out = Outputs()
@@ -295,10 +297,14 @@ class Engine:
     def feed(self, item: inputs.Input) -> Outputs:
         """Feed the core any input; what it says is carried out at once, its step launched on the device."""
         clock = self._clock
+        if self._recording is not None:
+            self._recording.before(item)
         began = clock() if clock is not None else 0
         out = self._out = self.core.feed(item)
         if clock is not None:
             self._spent_ns += clock() - began
+        if self._recording is not None:
+            self._recording.after(out)
         for decision in out.decisions:
             self._take_decision(decision)
         if out.tokens is not None and len(out.tokens.requests):
@@ -405,8 +411,12 @@ class Engine:
 
 
 def chain_start_bytes(bands: list[BandGeometry]) -> int:
-    """Bytes before the chain: the sink and the padding slot, as large as the largest unit."""
-    return max(band.unit_bytes for band in bands)
+    """Bytes before the chain: the sinks of the token bands, and behind them a padding slot of a state band."""
+    start = max((band.unit_bytes for band in bands if band.kind != "state"), default=0)
+    for band in bands:
+        if band.kind == "state" and band.unit_bytes:
+            start = (-(-start // band.unit_bytes) + 1) * band.unit_bytes
+    return start
 
 
 def arena_bytes_for(bands: list[BandGeometry], units: Demand) -> int:

@@ -1,7 +1,7 @@
 """Results: where the rows and the plot of a simulation go.
 
-Owns the meaning of `--per-request` and `--plot`, and their errors. Must never touch a target before the runs are over,
-nor take for one what the command reads.
+Owns the meaning of `--per-request`, `--plot` and `--journal`, and their errors. Must never touch a file before the runs
+are over, nor take for one what the command reads.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ class Results(NamedTuple):
 
     per_request: str | None = None
     plot: str | None = None
+    journal: str = ""
 
     @property
     def on_stdout(self) -> bool:
         """Whether standard output is one of them, so that nothing else may be printed there."""
-        return STDOUT in self
+        return STDOUT in (self.per_request, self.plot)
 
 
 def claim(values: Mapping[str, Any]) -> Results:
-    """The targets of a command line, before anything is read or runs; raises SimulateError. Touches no file."""
+    """The targets of a command line, before anything is read or runs; raises SimulateError. No file is touched."""
     given = {name: values[name] for name in FLAGS if values[name] is not None}
     reads = {"the trace": values["trace"]} if values["trace"] != STDIN else {}
     if values["model"]:
@@ -56,7 +57,23 @@ def claim(values: Mapping[str, Any]) -> Results:
             raise SimulateError(f"{flag} {path} cannot be written: {error}") from error
     if len(given) == 2 and _one_place(*given.values()):
         raise SimulateError(f"--per-request and --plot both name {given['plot']}; give each its own")
-    return Results(given.get("per_request"), given.get("plot"))
+    return Results(given.get("per_request"), given.get("plot"), _journal(values["journal"]))
+
+
+def _journal(path: str | None) -> str:
+    """A directory that holds nothing yet and is made where it is missing; empty where none was asked for."""
+    if path is None:
+        return ""
+    directory = Path(path)
+    if not path or path == STDOUT:
+        raise SimulateError(f"--journal {path!r} names no directory")
+    try:
+        result_files.probe_folder(directory)
+        if any(directory.iterdir()):
+            raise SimulateError(f"--journal {path} is not empty; a run gets a directory of its own")
+    except (OSError, ValueError) as error:
+        raise SimulateError(f"--journal {path} cannot be written: {error}") from error
+    return path
 
 
 def _one_place(one: str, other: str) -> bool:

@@ -11,7 +11,9 @@ import gc
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,6 +26,7 @@ from daemon.core.limits import CoreConfig
 from daemon.processes import COLLECT_THRESHOLDS
 from ipc.messages import Generate, ModelFacts, Step
 from tools.simulate.engine import GREEDY, NS_PER_S, Engine, Sent, Times
+from tools.simulate.recording import Recording
 from tools.simulate.timeline import Timeline
 from tools.simulate.traffic import Line, Trace
 
@@ -45,6 +48,7 @@ class Job(NamedTuple):
     times: Times
     speed: float = 1.0  # requests arrive so many times as fast as in the trace
     invariants: int = 1
+    journal: str = ""  # a directory that gets the run as a journal
 
 
 @dataclass(slots=True)
@@ -62,7 +66,18 @@ class Run:
 
 
 def simulate(trace: Trace, job: Job, tell: Tell) -> Run:
-    """Serve the whole trace; see the module."""
+    """Serve the whole trace; see the module. Raises what opening `job.journal` raises."""
+    with Recording(Path(job.journal), job.config, _told(job)) if job.journal else nullcontext() as recording:
+        return _serve(trace, job, tell, recording)
+
+
+def _told(job: Job) -> dict[str, str]:
+    """What a journal says of the run beside its configuration: what the device took."""
+    times = {f"simulate.{name}": str(value) for name, value in job.times._asdict().items()}
+    return {**times, "simulate.speed": str(job.speed), "simulate.arena": job.arena}
+
+
+def _serve(trace: Trace, job: Job, tell: Tell, recording: Recording | None) -> Run:
     began, last = time.perf_counter(), 0.0
     timeline = Timeline(len(job.geometry.stages[0].bands))
     engine = Engine(
@@ -72,6 +87,7 @@ def simulate(trace: Trace, job: Job, tell: Tell) -> Run:
         job.times,
         checks=Checks(job.invariants),
         clock=time.thread_time_ns,
+        recording=recording,
     )
 
     def on_step(step: Step) -> None:
@@ -93,6 +109,8 @@ def simulate(trace: Trace, job: Job, tell: Tell) -> Run:
             engine.submit(_generate(line, trace.prompt(index)), seed=trace.output_token(index))
         engine.run()
         engine.check_rest()
+        if recording is not None:
+            recording.close(engine.now_ns, "the trace is served", engine.core)
     except Exception as error:  # whatever the core raises is this run's result, and the others go on
         where = traceback.extract_tb(error.__traceback__)[-1]
         run.error = f"{type(error).__name__} at {where.name}: {error}"

@@ -140,6 +140,7 @@ class Scene:
                 times=self.times,
                 speed=self.speed,
                 invariants=self.settings.invariants,
+                journal=self.results.journal,
             )
             for arena in self.arenas(everything_bytes)
             for eviction, checkpoints in self.policies
@@ -154,6 +155,8 @@ def make_scene(values: Mapping[str, Any]) -> Scene:
     policies = tuple(_policy(text) for text in _several("--policy", values["policy"]))
     sizes, fractions = _arena_sizes(values)
     results = claim(values)
+    if results.journal and len(policies) * (len(sizes) + len(fractions)) > 1:
+        raise SimulateError("--journal takes one run; give one arena and one --policy")
     shape, settings = _shape_and_settings(values, flags)
     block = _whole("--block-tokens", values["block_tokens"], 1, LENGTH_MAX)
     trace = read_trace(values["trace"], block, _requests(values["requests"]))
