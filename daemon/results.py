@@ -106,7 +106,16 @@ class Collator:
         self._next_seq += 1
         reports = [pending.reports[rank] for rank in self._ranks]
         digests = [
-            Digested(self.epoch, seq, report.stage, report.rank, report.logical, report.layout, report.sampled)
+            Digested(
+                self.epoch,
+                seq,
+                report.stage,
+                report.rank,
+                report.logical,
+                report.layout,
+                report.sampled,
+                report.effects,
+            )
             for report in reports
         ]
         speaker = pending.reports[self._last_stage[0]]

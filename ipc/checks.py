@@ -290,6 +290,7 @@ def check_report(msg: m.Report, limits: Limits) -> None:
     _digest("layout", msg.layout)
     _digest("sampled", msg.sampled, may_be_empty=True)
     _column("bands", msg.bands, 16)
+    _column("effects", msg.effects, 4)
     for entry in msg.logprobs:
         _logprobs("logprobs", entry.values)
 

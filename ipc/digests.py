@@ -1,4 +1,4 @@
-"""Digests that more than one process computes: the chained digest of sampled tokens.
+"""Digests that more than one process computes: of the sampled tokens, and of what was performed for each op.
 
 Owns the one definition, so that ranks, the daemon's result processor and replay cannot disagree about it. Must never
 read anything but its arguments. Invariant: one link per step of an epoch, in seq order, steps without a forward too.
@@ -6,10 +6,14 @@ read anything but its arguments. Invariant: one link per step of an epoch, in se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
+
+from allocator.effects import Effect, canonical_bytes
 
 DIGEST_BYTES = 16
 SAMPLED_START = bytes(DIGEST_BYTES)
+EFFECTS_DIGEST_BYTES = 4  # per op: enough to name the op, beside the layout digest that says whether anything differs
 
 
 def sampled_digest(previous: bytes, seq: int, rows: bytes, generations: bytes, tokens: bytes) -> bytes:
@@ -27,3 +31,17 @@ def sampled_digest(previous: bytes, seq: int, rows: bytes, generations: bytes, t
     link.update(generations)
     link.update(tokens)
     return link.digest()
+
+
+def effects_column(performed: Sequence[Effect], ends: Sequence[int]) -> bytes:
+    """What a rank performed for the ops of a step: `EFFECTS_DIGEST_BYTES` each, not chained.
+
+    The first entry is of the waits that the launch before needed, then one per op. `ends` are the places in `performed`
+    at which each is complete, as `PhysicalChain.apply` plans them; what was performed beyond counts with the last.
+    """
+    column, begin, last = [], 0, len(ends) - 1
+    for place, end in enumerate(ends):
+        effects = list(performed[begin:] if place == last else performed[begin:end])
+        column.append(blake2b(canonical_bytes(effects), digest_size=EFFECTS_DIGEST_BYTES).digest())
+        begin = end
+    return b"".join(column)

@@ -57,13 +57,15 @@ class Connect(msgspec.Struct, tag=True, array_like=True):
     """First message on each connection of a front end; `frontend` is its own name, kept over reconnects.
 
     `process` names the one that speaks ("": it does not say) and `attempt` numbers its connections: an earlier one that
-    arrives late does not take the name from a later one.
+    arrives late does not take the name from a later one. `watches`: it only asks, and whoever counts on it is nobody;
+    what it sends beside `Ask` is rejected, and the core never hears of it.
     """
 
     frontend: str
     version: int = PROTOCOL_VERSION
     process: str = ""
     attempt: int = 0
+    watches: bool = False
 
 
 class Generate(msgspec.Struct, tag=True, array_like=True):
@@ -432,6 +434,7 @@ class Report(msgspec.Struct, tag=True, array_like=True, frozen=True):
     forward_us: int = 0
     bands: bytes = b""
     snapshot: bytes = b""  # packed state of the stage, where the step asked for it; none over PACKED_BYTES_MAX
+    effects: bytes = b""  # what was performed for each op (`ipc.digests.effects_column`)
 
 
 class OpTrace(msgspec.Struct, array_like=True, frozen=True):

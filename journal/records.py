@@ -31,7 +31,10 @@ class Opened(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Digested(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The chained digests that one rank reported for one step, 16 bytes each."""
+    """The chained digests that one rank reported for one step, 16 bytes each.
+
+    `effects`: what it performed for each op (`ipc.digests.effects_column`); empty where that was not noted.
+    """
 
     epoch: int
     seq: int
@@ -40,6 +43,7 @@ class Digested(msgspec.Struct, tag=True, array_like=True, frozen=True):
     logical: bytes
     layout: bytes
     sampled: bytes
+    effects: bytes = b""
 
 
 class Readied(msgspec.Struct, tag=True, array_like=True, frozen=True):

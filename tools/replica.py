@@ -15,9 +15,10 @@ from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from daemon.rank.rows import RowTable
 from daemon.rank.stage_state import restore_stage, stage_state
+from daemon.rank.traces import Trace, Traces
 from daemon.snapshots import core_state, find, restore_core
-from ipc.digests import SAMPLED_START, sampled_digest
-from ipc.messages import ModelFacts, Step
+from ipc.digests import SAMPLED_START, effects_column, sampled_digest
+from ipc.messages import ModelFacts, Step, StepTrace
 from journal.replay import Factories, Resumed
 from journal.snapshots import Body
 
@@ -34,12 +35,18 @@ class StageReplica:
         self._rows = RowTable(config.max_running_requests, pages)
         self._page_size = geometry.page_size
         self._bands = geometry.stages[stage].bands
+        self._traces = Traces(self._bands)
+        self.effects = b""  # of the newest step, as a rank that performed them all reports them
 
     def apply_step(self, step: Step) -> bytes:
         """Apply a whole step; the chained layout digest."""
         self._chain.begin_step(step.seq, step.processed_through, step.released)
-        self._chain.apply(step.ops)
+        ends: list[int] = []
+        self._chain.apply(step.ops, ends)
+        applied = self._chain.applied
+        self.effects = effects_column(applied, ends)
         layout = self._chain.end_step()
+        self._traces.add(Trace(step.seq, step.logical, layout, step.ops, applied, ends))
         if step.forward is not None:
             self._rows.apply(step.forward)
             written = self._rows.written_ids(step.forward, self._bands, self._page_size)
@@ -54,6 +61,10 @@ class StageReplica:
         """Go on from what a rank of this stage said in a snapshot; the mirror that belongs to it."""
         self._chain, mirror, self._rows = restore_stage(data, find, self._chain.checks, self._rows)
         return mirror
+
+    def explain(self, seq: int) -> StepTrace | None:
+        """What each op of one of the newest steps led to, in words."""
+        return next((trace for trace in self._traces.explain() if trace.seq == seq), None)
 
     def counts(self) -> list[dict[str, Any]]:
         """Per band: name, and units live, hole, pending and beyond."""

@@ -108,6 +108,12 @@ class PhysicalChain:
         self._late = []
         return effects
 
+    @property
+    def applied(self) -> list[Effect]:
+        """What the open step's digest will be over: the waits of the launch before, then the effects of its ops."""
+        assert self._effects is not None, f"the ops of step {self._steps.seq} are not applied"
+        return list(self._effects)
+
     def end_step(self) -> bytes:
         """Closes the step; the chained layout digest (16 bytes) over its effects, spans and unit counts."""
         if self._effects is None:

@@ -34,10 +34,14 @@ from daemon.rank.errors import StepRefused
 class Executor:
     """Executes effects in order; `tables[band]` is int32[virtual ids + 1].
 
-    `resting[band]` is the unit that unbound ids read as: `PhysicalChain.resting_unit`.
+    `resting[band]` is the unit that unbound ids read as: `PhysicalChain.resting_unit`. With `notes` each effect is
+    noted once its instruction was given to the device, until `take_performed`.
     """
 
-    def __init__(self, geometry: Geometry, stage: int, device: Device, resting: Sequence[int]) -> None:
+    def __init__(
+        self, geometry: Geometry, stage: int, device: Device, resting: Sequence[int], *, notes: bool = False
+    ) -> None:
+        self._performed: list[Effect] | None = [] if notes else None
         self._stage = geometry.stages[stage]
         self._device = device
         self._resting = list(resting)
@@ -61,6 +65,12 @@ class Executor:
             self._perform(effect)
         if effects:
             self._device.schedule_done()
+
+    def take_performed(self) -> list[Effect]:
+        """The effects whose instructions were given to the device since the last call, in order."""
+        assert self._performed is not None, "this executor takes no notes"
+        performed, self._performed = self._performed, []
+        return performed
 
     def _perform(self, effect: Effect) -> None:
         device = self._device
@@ -91,6 +101,8 @@ class Executor:
                 device.publish_units(use, band, virtual, units, after)
             case _:
                 raise StepRefused(f"unknown effect {effect!r}")
+        if self._performed is not None:
+            self._performed.append(effect)
 
     def _bind(self, effect: Bind) -> None:
         band, physical = effect.band, i32(effect.physical)

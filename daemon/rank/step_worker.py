@@ -26,7 +26,7 @@ from daemon.rank.rows import RowTable
 from daemon.rank.runner import Launched, Outcome, Runner
 from daemon.rank.stage_state import stage_state
 from daemon.rank.traces import Trace, Traces
-from ipc.digests import SAMPLED_START, sampled_digest
+from ipc.digests import SAMPLED_START, effects_column, sampled_digest
 from ipc.messages import Begin, RankSettings, Report, Step
 from ipc.packing import PACKED_BYTES_MAX, pack
 
@@ -42,6 +42,7 @@ class InFlight(NamedTuple):
     launched: Launched | None
     launched_ns: int
     snapshot: bytes  # of the stage behind this step, packed, where it was asked for
+    effects: bytes = b""  # what was performed for each op
 
 
 class StepWorker:
@@ -59,7 +60,7 @@ class StepWorker:
         self.mirror = LogicalMirror(geometry, checks)
         bands = geometry.stages[stage].bands
         resting = [self.chain.resting_unit(band) for band in range(len(bands))]
-        self.executor = Executor(geometry, stage, runner.device, resting)
+        self.executor = Executor(geometry, stage, runner.device, resting, notes=True)
         pages = (max_model_len + geometry.page_size - 1) // geometry.page_size + 1  # one more for a surplus token
         self.rows = RowTable(settings.max_running_requests, pages)
         self._page_size = geometry.page_size
@@ -94,8 +95,10 @@ class StepWorker:
         ends: list[int] = []
         effects = self.chain.apply(step.ops, ends)
         self.executor.execute(effects)
+        performed = effects_column(self.executor.take_performed(), ends)
+        applied = self.chain.applied
         layout = self.chain.end_step()
-        self.traces.add(Trace(step.seq, logical, layout, step.ops, effects, ends))
+        self.traces.add(Trace(step.seq, logical, layout, step.ops, applied, ends))
         bands = pack_i32(self.chain.band_counts())
         start_ns = time.monotonic_ns()
         batch, launched = None, None
@@ -109,7 +112,7 @@ class StepWorker:
             self._newest_forward = step.seq
         elif step.processed_through == self._newest_forward:
             self._check_idle()
-        return InFlight(step, logical, layout, bands, batch, launched, start_ns, self._snapshot(step))
+        return InFlight(step, logical, layout, bands, batch, launched, start_ns, self._snapshot(step), performed)
 
     def _snapshot(self, step: Step) -> bytes:
         """The stage packed, where the step asks this rank for it; nothing when a report could not carry it."""
@@ -154,4 +157,5 @@ class StepWorker:
             forward_us=(time.monotonic_ns() - flight.launched_ns) // 1000 if flight.launched is not None else 0,
             bands=flight.bands,
             snapshot=flight.snapshot,
+            effects=flight.effects,
         )

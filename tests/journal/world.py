@@ -42,7 +42,7 @@ from daemon.recovery import recover
 from daemon.snapshot_draft import Begin, Moment, Written, write
 from daemon.snapshot_keeper import SnapshotKeeper
 from daemon.snapshots import core_state, restore_core
-from ipc.digests import SAMPLED_START, sampled_digest
+from ipc.digests import SAMPLED_START, effects_column, sampled_digest
 from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
 from ipc.packing import pack
 from journal.opening import open_journal
@@ -121,7 +121,9 @@ class RankDouble:
         """Apply and launch; what it reports, and the columns of sampled rows."""
         self.chain.begin_step(step.seq, step.processed_through, step.released)
         logical = self.mirror.apply_step(step.seq, step.ops)
-        self.chain.apply(step.ops)
+        ends: list[int] = []
+        self.chain.apply(step.ops, ends)
+        effects = effects_column(self.chain.applied, ends)
         layout = self.chain.end_step()
         rows: list[int] = []
         generations: list[int] = []
@@ -147,7 +149,7 @@ class RankDouble:
         if self.last:
             self.sampled = sampled_digest(self.sampled, step.seq, *sampled)
         digest = self.sampled if self.last else b""
-        return Digested(step.epoch, step.seq, self.stage, 0, logical, layout, digest), sampled
+        return Digested(step.epoch, step.seq, self.stage, 0, logical, layout, digest, effects), sampled
 
 
 class World:

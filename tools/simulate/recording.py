@@ -51,7 +51,8 @@ class Recording:
         )
         self._mirror: LogicalMirror | None = None
         self._stages: list[StageReplica] = []
-        self._said: deque[tuple[int, int, bytes, list[bytes]]] = deque()  # epoch, step, logical, layout by stage
+        self._said: deque[tuple[int, int, bytes, list[tuple[bytes, bytes]]]] = deque()  # epoch, step, logical,
+        # and by stage: layout, what was performed
         self._sampled = SAMPLED_START
 
     def __enter__(self) -> Self:
@@ -79,7 +80,8 @@ class Recording:
             assert self._mirror is not None, "only an epoch has steps"
             self._writer.append(step)
             logical = self._mirror.apply_step(step.seq, step.ops, step.released)
-            self._said.append((step.epoch, step.seq, logical, [stage.apply_step(step) for stage in self._stages]))
+            said = [(stage.apply_step(step), stage.effects) for stage in self._stages]
+            self._said.append((step.epoch, step.seq, logical, said))
         self._writer.flush()
 
     def close(self, now_ns: int, why: str, core: SchedulerCore) -> None:
@@ -101,6 +103,6 @@ class Recording:
         self._sampled = sampled_digest(self._sampled, seq, item.rows, item.generations, item.tokens)
         last = len(layouts) - 1
         self._writer.append_all(
-            Digested(epoch, seq, stage, 0, logical, layout, self._sampled if stage == last else b"")
-            for stage, layout in enumerate(layouts)
+            Digested(epoch, seq, stage, 0, logical, layout, self._sampled if stage == last else b"", effects)
+            for stage, (layout, effects) in enumerate(layouts)
         )
