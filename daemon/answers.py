@@ -6,6 +6,7 @@ Owns the table of questions. Must never change anything except through the engin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import msgspec
 import trio
 
 from daemon.core.inputs import Controlled, FlushAsked
+from daemon.watch import life_of, watched
 
 if TYPE_CHECKING:
     from daemon.app import Daemon
@@ -32,12 +34,16 @@ class Answers:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._began_ns = daemon.clock.now_ns()
+        self._watch_ns = 0  # what the newest answer to `watch` took of the loop
 
     def handlers(self) -> dict[str, Handler]:
         """Every question by name; `ping` is the gateway's own."""
         return {
             "health": self._health,
             "status": self._status,
+            "watch": self._watch,
+            "life": self._life,
             "metrics": self._metrics,
             "drain": self._drain,
             "flush": self._flush,
@@ -65,6 +71,19 @@ class Answers:
                 "journal": daemon.journal_state(),
             }
         )
+
+    async def _watch(self, options: dict[str, int]) -> tuple[bool, str]:
+        """JSON: `daemon.watch.Watched`, what a live view shows at one moment; bounded, whatever waits."""
+        started_ns = time.perf_counter_ns()
+        answer = watched(self._daemon, options, self._began_ns, self._watch_ns)
+        body = msgspec.json.encode(answer).decode()
+        self._watch_ns = time.perf_counter_ns() - started_ns
+        return True, body
+
+    async def _life(self, options: dict[str, int]) -> tuple[bool, str]:
+        """JSON: `daemon.watch.WatchedLife` of `request`; not ok when nothing is known of it, or not any more."""
+        life = life_of(self._daemon, options.get("request", 0))
+        return life is not None, _json(life)
 
     async def _metrics(self, options: dict[str, int]) -> tuple[bool, str]:
         """Prometheus text. A failure in here is answered and counted, and touches nothing else."""

@@ -167,6 +167,7 @@ class Gateway:
                 "live_requests": len(session.live),
                 "queued_messages": len(session.outbox),
                 "connects": session.connects,
+                "watches": session.watches,
             }
             for session in self._sessions
         ]
@@ -318,6 +319,8 @@ class Gateway:
             session.heard(trio.current_time())
             if isinstance(message, Ask):
                 self._ask(session, message, nursery)
+            elif session.watches:
+                self._reject(identity, "watches", f"{type(message).__name__} of {session.name}, which only watches")
             else:
                 await self._forward(identity, session, message)
 
@@ -467,6 +470,10 @@ class Gateway:
     async def _give_up_silent(self, rounds: int) -> None:
         """One round. After a wait nobody else is given up in it: their messages may have lain unread meanwhile."""
         for session in self._sessions.silent(rounds):
+            if session.watches and not session.live:
+                self._sessions.give_up(session)
+                self._log.info("watcher_left", frontend=session.name)
+                continue
             self.stats["frontends_lost"] += 1
             live = len(session.live)
             self._sessions.give_up(session)

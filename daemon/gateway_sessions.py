@@ -20,7 +20,7 @@ class Session:
 
     __slots__ = (
         "attempt", "connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes", "process",
-        "silent_rounds",
+        "silent_rounds", "watches",
     )  # fmt: skip
 
     def __init__(self, name: str, now_s: float) -> None:
@@ -30,6 +30,7 @@ class Session:
         self.heard_s = now_s
         self.silent_rounds = 0  # rounds of housekeeping since it was heard
         self.connects = 0
+        self.watches = False  # it only asks: the core does not know it
         self.live: dict[str, set[int]] = {}  # request id -> choices that have not ended (none: not yet answered)
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0
@@ -99,7 +100,7 @@ class Sessions:
         replaced = session.identity if session.identity != identity else None
         self.disconnect(session)
         session.identity = identity
-        session.process, session.attempt = connect.process, connect.attempt
+        session.process, session.attempt, session.watches = connect.process, connect.attempt, connect.watches
         session.heard(now_s)
         session.connects += 1
         self._by_identity[identity] = session

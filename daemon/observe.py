@@ -19,6 +19,7 @@ from daemon.core.outputs import Decided, Outputs, TokenColumns
 from daemon.core.reasons import Verdict
 from daemon.mailbox import Iteration
 from daemon.metrics import Metrics
+from daemon.recent import Recent
 from ipc.messages import Accepted, Finished, Refused
 
 COMPLAIN_EVERY_S = 60.0
@@ -51,6 +52,7 @@ class Observer:
     ) -> None:
         """`found` is where the core's checks leave broken invariants; they are logged and taken out."""
         self.bands: list[list[tuple[int, int, int, int]]] = []  # by stage and band, as reported last
+        self.recent = Recent()
         self.flushes = 0  # of the prefix cache that were carried out and written
         self.flushed: dict[str, int] = {}  # the numbers of the newest one
         self._metrics = metrics
@@ -106,6 +108,7 @@ class Observer:
         metrics.core_time.observe(iteration.core_ns / NS_PER_S)
         metrics.write_time.observe(iteration.flush_ns / NS_PER_S)
         metrics.journal_sequence.set(iteration.sequence)
+        self.recent.take(iteration)
         for collated in iteration.collated:
             if collated.forward_us:
                 metrics.forward_time.observe(collated.forward_us / 1e6)

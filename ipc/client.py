@@ -60,8 +60,12 @@ class DaemonClient:
         return_within_s: float = 60.0,
         log: Any = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        watches: bool = False,
     ) -> None:
-        """`return_within_s`: how long open streams wait for a daemon that gives no sign of life; 0: not at all."""
+        """`return_within_s`: how long open streams wait for a daemon that gives no sign of life; 0: not at all.
+
+        `watches`: it is there to `ask`, and can send no request.
+        """
         self.endpoint = endpoint
         self.frontend = frontend
         self._absent = "not connected yet"  # why the newest attempt led to nothing
@@ -73,6 +77,7 @@ class DaemonClient:
         self._pings_unanswered_max = max(1, math.ceil(lost_after_s / PING_S))
         self._return_within_s = return_within_s
         self._log = log
+        self._watches = watches
         self._connection: Connection | None = None
         self._changed = trio.Event()
         self._final = ""  # a reason why waiting is useless
@@ -208,7 +213,8 @@ class DaemonClient:
         connection: Connection | None = None
         try:
             self._attempts += 1
-            connect = Connect(self.frontend, process=self._process, attempt=self._attempts)
+            process, attempt = self._process, self._attempts
+            connect = Connect(self.frontend, process=process, attempt=attempt, watches=self._watches)
             greeting = await shake_hands(socket, connect, self._booting)
             if isinstance(greeting, NoWelcome):
                 self._absent = greeting.reason

@@ -70,7 +70,7 @@ TABLE = (
         ("daemon", "allocator", "ipc", "journal"),
         "numpy msgspec trio zmq structlog prometheus_client psutil",
     ),
-    _layer("tools", (*PACKAGES,), "numpy msgspec trio httpx rich psutil structlog torch transformers tokenizers"),
+    _layer("tools", (*PACKAGES,), "numpy msgspec trio httpx rich textual psutil structlog torch transformers tokenizers"),
 )
 FORBIDDEN_OURS = {"daemon": ("daemon.rank", "daemon.frontend")}
 

@@ -1,0 +1,103 @@
+"""Overview: the live requests as rows for a watcher, in a time that does not depend on how many wait.
+
+Owns a read-only view. Must never change anything, and no decision may read it. Invariant: at most `rows_max` requests
+are looked at: those on the ranks first, by row, then the queue from its head.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import msgspec
+
+from daemon.core.passes import PARKED, waits_for
+from daemon.core.requests import Request
+from daemon.core.state import CoreState
+
+NS_PER_MS = 1_000_000
+
+
+class LiveRow(msgspec.Struct, array_like=True, frozen=True):
+    """One live request. Counts in tokens and pages; `row` and `ahead` are -1 where it has none or is not queued.
+
+    `scheduled_tokens` of `target_tokens` are what its prefill covers; `ahead` of it stand so many in the queue;
+    `waits_for` with its numbers is empty for one that makes progress.
+    """
+
+    request: int
+    id: str
+    frontend: str
+    choice: int
+    stage: str
+    age_ms: int
+    priority: int
+    row: int
+    prompt_tokens: int
+    output_tokens: int
+    max_output: int
+    scheduled_tokens: int
+    target_tokens: int
+    pages: int
+    shared_pages: int
+    cached_tokens: int
+    retractions: int
+    losses: int
+    ahead: int
+    waits_for: str
+    waits_numbers: dict[str, int]
+
+
+def live_rows(core: CoreState, now_ns: int, rows_max: int) -> list[LiveRow]:
+    """The rows of an overview; see the module for which they are."""
+    owners = [owner for owner in core.rows.owners if owner is not None][:rows_max] if core.memory is not None else []
+    places = [owner.row for owner in owners]
+    output, pages, shared = (
+        column[places].tolist() if places else [] for column in (core.rows.output, core.rows.pages, core.rows.shared)
+    )
+    found = [_row(core, owner, now_ns, -1, output[at], pages[at], shared[at]) for at, owner in enumerate(owners)]
+    for ahead, request in enumerate(islice(core.queue, rows_max - len(found))):
+        found.append(_row(core, request, now_ns, ahead, request.output_tokens, 0, 0))
+    return found
+
+
+def live_row(core: CoreState, number: int, now_ns: int) -> LiveRow | None:
+    """One live request; None when it is not live. One that is queued is looked for in the queue."""
+    request = core.requests.get(number)
+    if request is None:
+        return None
+    if request.row < 0:
+        ahead = next(at for at, queued in enumerate(core.queue) if queued is request)
+        return _row(core, request, now_ns, ahead, request.output_tokens, 0, 0)
+    row, rows = request.row, core.rows
+    return _row(core, request, now_ns, -1, int(rows.output[row]), int(rows.pages[row]), int(rows.shared[row]))
+
+
+def _row(
+    core: CoreState, request: Request, now_ns: int, ahead: int, output_tokens: int, pages: int, shared: int
+) -> LiveRow:
+    stands = ahead >= 0 or request.state in PARKED
+    reason, numbers = waits_for(core, request, ahead) if stands else ("", {})
+    group = request.group
+    return LiveRow(
+        request.number,
+        group.id,
+        core.frontends[group.frontend],
+        request.choice,
+        request.state.value,
+        (now_ns - request.arrived_ns) // NS_PER_MS,
+        request.priority,
+        request.row,
+        request.prompt_tokens,
+        output_tokens,
+        request.max_output,
+        request.scheduled_tokens,
+        request.target_tokens,
+        pages,
+        shared,
+        request.cached_tokens,
+        request.retractions,
+        request.losses,
+        ahead,
+        reason,
+        numbers,
+    )
