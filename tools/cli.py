@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
         "tools.replay",
         "feed a journal to a fresh core: check every step, stop at a record, or say why a request waited",
     ),
+    "export": Command("tools.export.command", "a journal as JSON Lines"),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
     "trim": Command("tools.trim", "delete what a journal no longer needs, once two snapshots prove it"),
     "bench": Command(

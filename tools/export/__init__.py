@@ -1,0 +1,1 @@
+"""`bandmaster export`: a journal in formats that other tools read."""

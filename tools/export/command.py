@@ -1,0 +1,122 @@
+"""export: a journal as JSON Lines or as a trace that Perfetto and Chrome show.
+
+    bandmaster export DIR [--format jsonl|perfetto] [-o FILE]
+
+Owns the command line and the walk. Must never write into the journal's directory, and never holds more than the record
+at hand and what lives at it. Exit code 0: all of it; 1: what was written did not arrive; 2: usage; 4: the journal is
+damaged, and what is sound before the damage was exported (`--past-damage`: all that is sound).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from journal.errors import JournalDamaged, JournalError
+from journal.reader import Record, Walk
+from journal.records import Kind
+from journal.recovery import Decision
+from journal.segment import segment_behind
+from journal.storage import DiskStorage
+from tools.export.choice import Choice, UnknownKind, kinds_named
+from tools.export.output import BadPlace, Write, opened
+from tools.export.plain import fields
+from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.output import OutputLost
+
+DONE = 0
+LOST = 1
+USAGE = 2
+DAMAGED = 4
+DIGITS_MAX = 19
+
+_json = msgspec.json.Encoder()
+
+
+def lines(records: Iterator[Record], choice: Choice, write: Write) -> None:
+    """Write the chosen records as JSON Lines."""
+    for record in records:
+        if choice.beyond(record):
+            break
+        for chosen, payload in choice.take(record):
+            line = {
+                "sequence": chosen.sequence,
+                "kind": Kind(chosen.kind).name.lower(),
+                "file": chosen.file,
+                "offset": chosen.offset,
+                "record": fields(payload),
+            }
+            write(_json.encode(line) + b"\n")
+
+
+def _read(walk: Walk, seen: Callable[[Record], None]) -> Iterator[Record]:
+    for record in walk.records():
+        seen(record)
+        yield record
+
+
+def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -> tuple[list[str], bool]:
+    """Export; notes for people, and whether the journal is damaged."""
+    # What happened before the range decides what a request's records are, so only a plain range may skip segments.
+    skip = options.format == "jsonl" and choice.first > 1 and not choice.request
+    walk = Walk(storage, first=segment_behind(storage, choice.first - 1) if skip else 0, tolerant=options.past_damage)
+    notes, damaged = list[str](), False
+    with opened(options.output, storage.directory) as write, ReadingProgress(storage, "exporting") as seen:
+        try:
+            lines(_read(walk, seen), choice, write)
+        except JournalDamaged as error:
+            notes.append(f"exported up to sequence {walk.at.sequence}; what is behind is not sound: {error}")
+    refuse_foreign(walk)
+    for found in walk.findings:
+        refused = found.row.decision is Decision.REFUSE
+        damaged |= refused
+        if (refused and options.past_damage) or found.row.decision is Decision.CUT_TORN:
+            notes.append(found.text())
+    return notes, damaged
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > DIGITS_MAX or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a record or request; they begin at 1")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bandmaster export", description="Write a journal in another format.")
+    parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+    parser.add_argument("--format", choices=("jsonl",), default="jsonl", help="JSON Lines")
+    parser.add_argument("-o", "--output", default="", metavar="FILE", help="default: stdout; .gz and .zst are packed")
+    parser.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these, like decided,stepped")
+    parser.add_argument("--request", type=_number, default=0, metavar="N", help="only what is about this request")
+    parser.add_argument("--from", dest="first", type=_number, default=0, metavar="SEQ", help="the first record")
+    parser.add_argument("--to", dest="last", type=_number, default=0, metavar="SEQ", help="the last record")
+    parser.add_argument("--past-damage", action="store_true", help="go on behind damage with what is sound there")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`bandmaster export`."""
+    options = _parser().parse_args(argv)
+    try:
+        choice = Choice(kinds_named(options.kind), options.first, options.last, options.request)
+        notes, damaged = _export(open_directory(options.directory), choice, options)
+    except (NoJournal, UnknownKind, BadPlace) as error:
+        print(f"bandmaster export: {error}", file=sys.stderr)
+        return USAGE
+    except OutputLost as error:
+        if str(error):
+            print(f"bandmaster export: {error}", file=sys.stderr)
+        return LOST
+    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
+        print(f"bandmaster export: {error}", file=sys.stderr)
+        return DAMAGED
+    for note in notes:
+        print(f"bandmaster export: {note}", file=sys.stderr)
+    return DAMAGED if damaged else DONE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,65 @@
+"""Output: where an export goes, a file or standard output, compressed by the file's suffix.
+
+Owns the opening and the closing. Must never write into a journal's directory. Invariant: a file that was not finished
+does not get its name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+import zstandard
+
+from tools.output import printing
+
+GZIP_LEVEL = 6
+ZSTD_LEVEL = 6
+
+Write = Callable[[bytes], object]
+
+
+class BadPlace(Exception):
+    """The output may not stand there."""
+
+
+@contextmanager
+def opened(path: str, journal: Path) -> Iterator[Write]:
+    """What takes the bytes: `path`, or standard output where it is empty or `-`.
+
+    Raises BadPlace, OSError, and OutputLost where standard output is gone.
+    """
+    if path in ("", "-"):
+        with printing():
+            yield sys.stdout.buffer.write
+            sys.stdout.buffer.flush()
+        return
+    target = Path(path).absolute()
+    if target.parent.resolve() == journal.resolve():
+        raise BadPlace(f"{path} is in the journal's own directory, which is never written to; choose another place")
+    if target.is_dir():
+        raise BadPlace(f"{path} is a directory; name a file")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file, _packed(target.suffix, file) as packed:
+            yield packed.write
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _packed(suffix: str, file: IO[bytes]) -> Iterator[IO[bytes]]:
+    if suffix == ".gz":
+        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=GZIP_LEVEL, mtime=0) as packed:
+            yield cast("IO[bytes]", packed)
+    elif suffix == ".zst":
+        with zstandard.ZstdCompressor(level=ZSTD_LEVEL).stream_writer(file, closefd=False) as packed:
+            yield cast("IO[bytes]", packed)
+    else:
+        yield file
