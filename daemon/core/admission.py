@@ -147,8 +147,8 @@ def _fit(
     caching.drop(core, chunk.hit)
     if chunk.start and may_start_cold:
         # What it found is held beside what it takes, and it is not to wait until others give something back.
-        chunk = _chunk(core, request, None, plan)
-        chunk.hit = caching.hold(core, request, match, cold=True)
+        left_tokens, chunk = chunk.start, _chunk(core, request, None, plan)
+        chunk.hit, chunk.left_tokens = caching.hold(core, request, match, cold=True), left_tokens
         refusal = budget.refusal(core, chunk, plan)
         if refusal is None:
             return chunk, 0, None

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from allocator.capacity import Demand
+from allocator.capacity import CapacityRefusal, Demand
 from allocator.columns import Int64s, i64
 from allocator.demand import stored_tokens
 from daemon.core import deadlines
+from daemon.core.budget import shortage
 from daemon.core.inputs import Arrived
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory
@@ -38,7 +39,10 @@ RETRY_MS_MIN, RETRY_MS_MAX = 100, 30_000
 
 
 class Problem(NamedTuple):
-    """Why a request is refused: the code, the field of `Generate` or `Sampling` at fault, and the numbers."""
+    """Why a request is refused: the code, the field of `Generate` or `Sampling` at fault, and the numbers.
+
+    `short` says where the empty memory lacks how much, for what never fits it.
+    """
 
     code: RefusalCode
     field: str
@@ -46,6 +50,7 @@ class Problem(NamedTuple):
     limit: int = 0
     value: int = 0
     retry_after_ms: int = 0
+    short: CapacityRefusal | None = None
 
 
 class Plan(NamedTuple):
@@ -228,13 +233,16 @@ def _lengths(core: CoreState, facts: ModelFacts, generate: Generate) -> Problem 
         output = longest - tokens
     room = memory.capacity_tokens  # the newest output token needs no room of its own
     if tokens > room:
-        text = f"the prompt has {tokens} tokens, the empty memory holds {room}{_short(memory, tokens)}"
-        return Problem(RefusalCode.NEVER_FITS, "prompt", text, room, tokens)
+        refused, units = _short(memory, tokens)
+        text = f"the prompt has {tokens} tokens, the empty memory holds {room}{units}"
+        return Problem(RefusalCode.NEVER_FITS, "prompt", text, room, tokens, short=refused)
     if stored_tokens(tokens, output) > room:
         if not may_cut:
-            text = f"{tokens} prompt tokens and max_tokens {output} pass the {room} tokens the empty memory holds"
-            text += _short(memory, stored_tokens(tokens, output))
-            return Problem(RefusalCode.NEVER_FITS, "max_tokens", text, room + 1 - tokens, output)
+            refused, units = _short(memory, stored_tokens(tokens, output))
+            text = (
+                f"{tokens} prompt tokens and max_tokens {output} pass the {room} tokens the empty memory holds{units}"
+            )
+            return Problem(RefusalCode.NEVER_FITS, "max_tokens", text, room + 1 - tokens, output, short=refused)
         output = room + 1 - tokens
     if generate.min_tokens > output:
         text = f"min_tokens {generate.min_tokens} is above the {output} output tokens that are allowed"
@@ -245,13 +253,14 @@ def _lengths(core: CoreState, facts: ModelFacts, generate: Generate) -> Problem 
     return Plan(prompt, output, ceiling, memory.steady(stored))
 
 
-def _short(memory: Memory, tokens: int) -> str:
-    """What an empty arena lacks for so many positions, and what they would take of each band."""
+def _short(memory: Memory, tokens: int) -> tuple[CapacityRefusal, str]:
+    """What an empty arena lacks for so many positions, and what they would take of each band, in words too."""
     ceiling = memory.ceiling(tokens)
     refused = memory.never_fits(ceiling)
     assert refused is not None, "a request of more than the empty memory holds never fits"
     units = ", ".join(f"{count} of band {band.name}" for count, band in zip(ceiling, memory.chain.bands, strict=True))
-    return f" (it takes up to these units: {units}; {refused.units_short} of band {refused.band_name} are missing)"
+    lacks = f"{refused.units_short} of band {refused.band_name} are missing"
+    return refused, f" (it takes up to these units: {units}; {lacks})"
 
 
 def _too_late(core: CoreState, generate: Generate, plan: Plan) -> Problem | None:
@@ -284,6 +293,7 @@ def _queue_full(core: CoreState, choices: int) -> Problem | None:
 def _refuse(frontend: int, item: Arrived, problem: Problem, choices: int, out: Outputs) -> None:
     clipped = max(INT64_MIN, min(problem.value, INT64_MAX))  # what a message can carry
     numbers = {"n": choices, "limit": problem.limit, "value": clipped}
+    numbers |= shortage(problem.short) if problem.short is not None else {}
     out.decisions.append(Decided(item.now_ns, Verdict.REFUSED, 0, problem.code, numbers))
     refused = Refused(
         id=item.generate.id,

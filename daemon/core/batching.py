@@ -230,6 +230,8 @@ def _start(core: CoreState, chunk: Chunk, slots: Int32s, columns: Columns, now_n
         match, cut = chunk.hit.match, chunk.hit.match.cut
         numbers |= {"cached_tokens": match.tokens, "matched_tokens": match.matched_tokens}
         numbers["queried_tokens"] = match.asked_tokens
+    if chunk.left_tokens:
+        numbers["left_tokens"] = chunk.left_tokens
     out.decisions.append(Decided(now_ns, Verdict.ADMITTED, request.number, cut, numbers))
 
 

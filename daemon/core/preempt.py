@@ -58,7 +58,10 @@ def preempt(core: CoreState, now_ns: int, out: Outputs) -> Request | None:
         return None
     for victim in _needed(core, request, lower):
         assert victim.priority < request.priority, "nobody gives way to an equal"
-        pressure.retract(core, victim, request.number, {"priority": request.priority}, now_ns, out, "priority")
+        _, redo, _ = pressure.redo_cost(core, victim)
+        why = {"priority": request.priority, "own_priority": victim.priority, "redo_tokens": redo}
+        why["candidates"] = len(lower)
+        pressure.retract(core, victim, request.number, why, now_ns, out, "priority")
     return request
 
 
@@ -105,12 +108,7 @@ def _below(core: CoreState, running: Request, request: Request) -> bool:
 
 def _needed(core: CoreState, request: Request, lower: Sequence[Request]) -> list[Request]:
     """The victims: lowest priority first, then least to compute again, then youngest; none that is not needed."""
-
-    def cost(one: Request) -> tuple[int, int, int]:
-        again = int(core.rows.scheduled[one.row]) - caching.stays(core, one)
-        return (one.priority, again, -one.number)
-
-    by_cost, count = sorted(lower, key=cost), 1
+    by_cost, count = sorted(lower, key=lambda one: pressure.redo_cost(core, one)), 1
     while not starts(core, request, by_cost[:count]):
         count += 1
         assert count <= len(by_cost), "all of them together are enough"

@@ -156,7 +156,8 @@ def retract(
     """Take everything back and queue the request again in this iteration, its output kept as prompt.
 
     `reason` is `memory`, or `priority` where request `by` is to have its place. Told with the units it gave back, the
-    cached ones that nobody else reads now, and the work: positions it had, those that stay cached and those lost.
+    cached ones that nobody else reads now, the work (positions it had, those that stay cached and those lost), and
+    `numbers`: for want of what, and why it and nobody else.
     """
     assert request.row >= 0, "only what has a row gives something back"
     memory = core.memory
@@ -199,12 +200,13 @@ def _retract(need: RowsNeed) -> Gave:
     """Victims one by one, until the rows that are left fit or nobody may be taken."""
     core, victims, pages = need.core, 0, 0
     while need.refusal is not None:
-        victim = _cheapest(core)
-        if victim is None:
+        found = _cheapest(core)
+        if found is None:
             break
+        victim, why = found
         others = [number for number in core.rows.request[need.needy].tolist() if number != victim.number]
         core.expected.tighten()
-        retract(core, victim, min(others, default=0), shortage(need.refusal), need.now_ns, need.out)
+        retract(core, victim, min(others, default=0), shortage(need.refusal) | why, need.now_ns, need.out)
         victims, pages = victims + 1, pages + need.out.decisions[-1].numbers["pages"]
         need.acted = True
         need.batch, need.starts, need.needy, need.refusal = _decode_rows(core)
@@ -293,22 +295,33 @@ def _decode_rows(core: CoreState) -> tuple[Batch, Int32s, Rows, CapacityRefusal 
     return batch, starts, needy, memory.refusal(memory.demand(len(needy))) if len(needy) else None
 
 
-def _cheapest(core: CoreState) -> Request | None:
-    """The victim: lowest priority, then least to redo beside what stays cached, then youngest.
+def _cheapest(core: CoreState) -> tuple[Request, dict[str, int]] | None:
+    """The victim, lowest priority first, then least to redo beside what stays cached, then youngest; and why it.
 
-    Never one that is protected, nor the last one going on.
+    Never one that is protected, nor the last one going on. The numbers say between how many it was chosen, how many are
+    protected, and by what it and the next best (0: there is none) were compared.
     """
     owners = [core.rows.owners[row] for row in core.rows.going().tolist()]
     owners.append(core.resident)
     going = [owner for owner in owners if owner is not None]
     if len(going) < 2:
         return None
+    ranked = sorted((redo_cost(core, one), one) for one in going if one.retractions < core.config.retracts_max)
+    if not ranked:
+        return None
+    (priority, redo, _), victim = ranked[0]
+    why = {"candidates": len(ranked), "protected": len(going) - len(ranked)}
+    why |= {"redo_tokens": redo, "own_priority": priority, "next": 0}
+    if len(ranked) > 1:
+        next_priority, next_redo, number = ranked[1][0]
+        why |= {"next": -number, "next_redo_tokens": next_redo, "next_priority": next_priority}
+    return victim, why
 
-    def cost(request: Request) -> tuple[int, int, int]:
-        redo = int(core.rows.scheduled[request.row]) - caching.stays(core, request)
-        return (request.priority, redo, -request.number)
 
-    return min((one for one in going if one.retractions < core.config.retracts_max), key=cost, default=None)
+def redo_cost(core: CoreState, request: Request) -> tuple[int, int, int]:
+    """Who has the lowest is retracted first: priority, tokens to compute again, the number with its sign turned."""
+    redo = int(core.rows.scheduled[request.row]) - caching.stays(core, request)
+    return (request.priority, redo, -request.number)
 
 
 def _alone(need: ChunkNeed) -> bool:

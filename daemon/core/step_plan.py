@@ -19,7 +19,8 @@ class Chunk:
     """Prompt tokens [start, start + count) of a request in this step, and the pages and state slots it takes.
 
     `hit` is what a new request found in the prefix cache: it starts behind it. None when there is no cache, and for a
-    request that goes on.
+    request that goes on. `left_tokens` were found and are not used: it starts cold, because what it would hold of them
+    does not fit beside what it takes.
     """
 
     request: Request
@@ -28,6 +29,7 @@ class Chunk:
     pages: int
     slots: int = 0
     hit: Hit | None = None
+    left_tokens: int = 0
 
     @property
     def target(self) -> int:

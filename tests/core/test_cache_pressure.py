@@ -57,8 +57,10 @@ def test_the_victim_is_whoever_has_least_to_compute_again(shape: str, kept: bool
     if not kept:
         for band in range(len(memory.none)):
             evict(one, band)
-    victim = pressure._cheapest(one.core._state)
-    assert victim is not None
+    found = pressure._cheapest(one.core._state)
+    assert found is not None
+    victim, why = found
+    assert why["redo_tokens"] <= why["next_redo_tokens"]
     assert victim.number == number_of(one, "warm" if kept or shape == "full" else "cold")
     match = tree_of(one).match("", np.array([*stem, 2, 3, 4], np.int64), 66)
     assert caching.stays(one.core._state, one.core._state.requests[number_of(one, "warm")]) == match.tokens

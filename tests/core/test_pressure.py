@@ -50,6 +50,10 @@ def test_the_cheapest_to_redo_is_retracted_and_told_with_numbers() -> None:
     assert decision.numbers["pages"] == decision.numbers["tokens"] >= 8
     assert decision.numbers["times"] == 1
     assert decision.numbers["units_short"] >= 1
+    why = {name: decision.numbers[name] for name in ("candidates", "protected", "own_priority", "next_priority")}
+    assert why == {"candidates": 3, "protected": 0, "own_priority": 0, "next_priority": 0}
+    assert decision.numbers["next"] in (2, 3)
+    assert decision.numbers["redo_tokens"] < decision.numbers["next_redo_tokens"]
     assert stage(world, "r0") == "retracted", "queued again in the same iteration"
     world.run()
     world.check_rest()
