@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -36,7 +36,9 @@ from journal.writer import JournalSettings
 ABOUT = "The scheduler daemon: journal, core and ranks, without an HTTP front end."
 
 
-def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any, faults: Faults) -> Exit:
+def serve(
+    settings: Settings, run_dir: RunDir, clock: Clock, log: Any, faults: Faults, lines_lost: Callable[[], int]
+) -> Exit:
     """Open the journal of a claimed run directory and run one life on it; raises DaemonError when it cannot start."""
     storage = faulty_storage(DiskStorage(run_dir.journal), faults)
     front = front_server(settings, run_dir)
@@ -53,7 +55,7 @@ def serve(settings: Settings, run_dir: RunDir, clock: Clock, log: Any, faults: F
     hold_signals()
     collect_seldom()
     try:
-        return trio.run(Daemon(settings, run_dir, front, writer, clock, log).run, found)
+        return trio.run(Daemon(settings, run_dir, front, writer, clock, log, lines_lost).run, found)
     finally:
         ignore_signals()
 
@@ -78,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if everywhere := parse_faults(os.environ.get(FAULTS, "")):  # those of the ranks too: a forgotten one must not wait
         log.warning("FaultsPlanted", faults=[spec.text for spec in everywhere])
     try:
-        code = serve(settings, run_dir, clock, log, faults)
+        code = serve(settings, run_dir, clock, log, faults, lambda: writer.lost)
     except (DaemonError, EndpointError) as error:
         log.error("CannotStart", error=str(error))
         code = exit_code_of(error)

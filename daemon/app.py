@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -60,6 +61,7 @@ from daemon.versions import versions
 from ipc.errors import EndpointError, EndpointInUse
 from ipc.handshake import Limits
 from ipc.messages import Report
+from ipc.sockets import Socket, bind_router
 from journal.errors import JournalFailed
 from journal.opening import Found
 from journal.records import DECISION_VERSION, SCHEMA_VERSION, Opened
@@ -93,12 +95,32 @@ def exit_code_of(error: BaseException) -> Exit:
     return Exit.USAGE if isinstance(error, EndpointError) else Exit.INTERNAL
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a life reaches beyond its loop: ranks, the socket of front ends, threads. A simulated world has others."""
+
+    ranks: Callable[..., RankSupervisor] = RankSupervisor
+    bind: Callable[..., Socket] = bind_router
+    in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync
+
+
 class Daemon:
     """One life of the daemon, from an open journal to its exit code."""
 
     def __init__(
-        self, settings: Settings, run_dir: RunDir, front: FrontServer, writer: JournalWriter, clock: Clock, log: Any
+        self,
+        settings: Settings,
+        run_dir: RunDir,
+        front: FrontServer,
+        writer: JournalWriter,
+        clock: Clock,
+        log: Any,
+        lines_lost: Callable[[], int] = int,
+        outside: Outside | None = None,
     ) -> None:
+        """`lines_lost` says how many lines of the log were lost so far."""
+        self._outside = outside or Outside()
+        self._lines_lost = lines_lost
         self._settings = settings
         self._front = front
         self._run_dir = run_dir
@@ -113,7 +135,7 @@ class Daemon:
         self.core_config = core_config(settings)  # as recorded in the journal
         self.core = SchedulerCore(self.core_config, self._checks)
         self.metrics = Metrics()
-        self.metrics.set_policies(self.core_config)
+        self.metrics.set_life(self.life, self.core_config)
         self._wire()
 
     def _wire(self) -> None:
@@ -125,7 +147,7 @@ class Daemon:
         to_results, reports = trio.open_memory_channel[Report](REPORTS_MAX)
         self.observer = Observer(self.metrics, clock, log, observed, self._checks.found)
         self.health = Health(clock, self._vitals, settings.stall_timeout_s, log)
-        self.ranks = RankSupervisor(settings, self._run_dir, clock.token(), log, to_results)
+        self.ranks = self._outside.ranks(settings, self._run_dir, clock.token(), log, to_results)
         front = self._front
         if front.endpoint.startswith("tcp://") and front.keys is None:
             log.warning(
@@ -145,12 +167,20 @@ class Daemon:
             asks=Answers(self).handlers(),
             silence_s=settings.frontend_timeout_s,
             trouble=lambda: self.epochs.trouble,
+            bind=self._outside.bind,
         )
-        self.journal = JournalActor(self._writer, to_engine, self.gateway, clock, log, self.observer.synced)
+        in_thread = self._outside.in_thread
+        self.journal = JournalActor(self._writer, to_engine, self.gateway, clock, log, self.observer.synced, in_thread)
         self.results = ResultProcessor(clock, reports, to_engine, to_compaction, self.ranks.accuse)
         self.compaction = CompactionWorker(clock, hints, to_engine, self.core_config.flush_moves_max)
         self.snapshots = SnapshotKeeper(
-            self._writer, lambda item: self.engine.order(item), clock, log, self.life, settings.snapshot_bytes
+            self._writer,
+            lambda item: self.engine.order(item),
+            clock,
+            log,
+            self.life,
+            settings.snapshot_bytes,
+            in_thread,
         )
         self.engine = Engine(
             self.core,
@@ -208,6 +238,7 @@ class Daemon:
         metrics.journal_repairs.set(self.journal.repairs)
         metrics.snapshots.set(self.snapshots.written)
         metrics.flushes_asked.set(self.compaction.asked)
+        metrics.log_lines_lost.set(self._lines_lost())
 
     def _vitals(self) -> Vitals:
         engine = self.engine
@@ -221,7 +252,7 @@ class Daemon:
     # --- a life
 
     def open_life(self) -> None:
-        """Write the life's first record."""
+        """Write the life's first record; the lines of the log behind this one are its own."""
         now_ns = self.clock.now_ns()
         self._writer.append(
             Opened(
@@ -235,6 +266,7 @@ class Daemon:
             )
         )
         self._writer.flush()
+        self._log.info("Opened", life=self.life, sequence=self._writer.last_sequence)
 
     async def _take_over(self, found: Found) -> None:
         """Read what the last life left, in a thread while pings are answered, and open a life that goes on with it.
@@ -243,7 +275,7 @@ class Daemon:
         """
         recovery, started_ns = None, self.clock.now_ns()
         if self._failure is None and found.life_segment:
-            recovery = await trio.to_thread.run_sync(recover, self._writer.storage, found)
+            recovery = await self._outside.in_thread(recover, self._writer.storage, found)
         self.open_life()
         if recovery is None or self._failure is not None:
             return
@@ -396,9 +428,9 @@ class Daemon:
         if self._failure is None:
             # `Closed` promises that all before it is on disk: recovery takes damage before it for corruption.
             with trio.CancelScope(shield=True):  # also when hurried: without `Closed` the end would be no clean one
-                await trio.to_thread.run_sync(self._writer.sync)
+                await self._outside.in_thread(self._writer.sync)
             self.engine.close(self.engine.ending)
-        await trio.to_thread.run_sync(self._writer.sync)
+        await self._outside.in_thread(self._writer.sync)
         self.gateway.durable(self._writer.synced_through)
         await self.gateway.drain(GATEWAY_DRAIN_S)
         if self._failure is None:

@@ -20,6 +20,7 @@ import trio
 
 from allocator.columns import i32
 from daemon.clock import NS_PER_S, Clock
+from daemon.core.account import Account
 from daemon.core.inputs import Controlled, EpochBegan, EpochEnded, Input, Ticked
 from daemon.core.outputs import Outputs
 from daemon.exits import DaemonError, Exit
@@ -41,6 +42,7 @@ class Core(Protocol):
 
     def feed(self, item: Input) -> Outputs: ...
     def gauges(self) -> dict[str, int]: ...
+    def account(self) -> Account: ...
     def state_digest(self) -> bytes: ...
 
 
@@ -331,6 +333,7 @@ class Engine:
             self.epoch, self.sent_seq, self.reported_seq = 0, 0, 0
         seen.inputs.append(item)
         seen.outputs.append(outputs)
+        seen.account = self.core.account()  # of what was fed well: a core that raises has counted half
 
     def _append_step(self, step: Step) -> tuple[Step, bytes]:
         assert step.seq == self.sent_seq + 1, f"step {step.seq} follows step {self.sent_seq}"

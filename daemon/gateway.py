@@ -86,6 +86,7 @@ class Gateway:
         insecure: bool = False,
         silence_s: float = 10.0,
         trouble: Callable[[], str] = str,
+        bind: Callable[..., Socket] = bind_router,
     ) -> None:
         """`names` is the core's live list of front ends, `draw_seed` gives a fresh int64 per request.
 
@@ -99,6 +100,7 @@ class Gateway:
         self._asks_running = 0
         self._silence_s = silence_s
         self._trouble = trouble
+        self._bind = bind
         self._log = log
         self._facts: ModelFacts | None = None
         self._sessions = Sessions(limits)
@@ -119,7 +121,7 @@ class Gateway:
             if self._keys is not None:
                 await nursery.start(Authenticator(self._keys.allowed).run)
             options = SocketOptions(SEND_HWM, READ_BATCH, self._limits.message_bytes_max)
-            self._socket = bind_router(self._endpoint, options, self._keys, self._insecure)
+            self._socket = self._bind(self._endpoint, options, self._keys, self._insecure)
             try:
                 nursery.start_soon(self._read, self._socket, nursery)
                 nursery.start_soon(self._retry_outboxes)

@@ -1,8 +1,9 @@
 """Logs: structured lines, written by a thread of their own so that a slow terminal or disk never holds up a loop.
 
-Owns the writer thread and its bounded queue. Must never raise into the code that logs and never block it: when the
-queue is full lines are dropped and counted, and the next line that fits says how many. Lines go to the log file as
-JSON, and to stderr as JSON or readable text. Event names are the names of the records and decisions.
+Owns the writer thread and its bounded queue. Must never raise into the code that logs and never block it: lines for
+which the queue or the disk has no room are counted, and the next line in the file says how many, at the latest the last
+one. Lines go to the log file as JSON, and to stderr as JSON or readable text. Event names are the names of the records
+and decisions.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class LineWriter:
-    """The thread behind the log: takes event dictionaries, writes lines."""
+    """The thread behind the log: takes event dictionaries, writes lines. `dropped` are those that the queue refused."""
 
     def __init__(self, file: Path | None, pretty: bool, stream: IO[str] | None = None) -> None:
         self.dropped = 0
-        self._file = file.open("a", encoding="utf-8") if file is not None else None
+        self._unwritten = 0  # lines that the file did not take
+        self._told = 0  # of both, how many a line has told of
+        self._torn = False  # the file ends within a line
+        self._full = threading.Lock()
+        self._file = file.open("ab", buffering=0) if file is not None else None
         self._stream = stream or sys.stderr
         self._json = structlog.processors.JSONRenderer(default=str)
         colors = pretty and self._stream.isatty()
@@ -35,12 +40,18 @@ class LineWriter:
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
+    @property
+    def lost(self) -> int:
+        """Lines that are not in the file, for want of place in the queue or on the disk."""
+        return self.dropped + self._unwritten
+
     def put(self, event: dict[str, Any]) -> None:
         """Queue one line; never blocks."""
         try:
             self._queue.put_nowait(event)
         except queue.Full:
-            self.dropped += 1
+            with self._full:  # any thread may log
+                self.dropped += 1
 
     def close(self) -> None:
         """Write what is queued, for a bounded time."""
@@ -54,18 +65,46 @@ class LineWriter:
 
     def _run(self) -> None:
         while (event := self._queue.get()) is not None:
-            if self.dropped:
-                event["lines_dropped"], self.dropped = self.dropped, 0
-            if self._file is not None:
-                self._write(self._file, self._json(None, "", dict(event)))
-            self._write(self._stream, self._stderr(None, "", event))
+            self._line(event)
+        if self.lost > self._told:  # nothing else is to come that could say so
+            self._line({"event": "LinesLost", "level": "warning"})
+
+    def _line(self, event: dict[str, Any]) -> None:
+        lost = self.lost
+        if lost > self._told:
+            event["lines_dropped"] = lost - self._told
+        try:
+            line, shown = self._rendered(self._json, dict(event)), self._rendered(self._stderr, event)
+        except Exception:  # a value that cannot be rendered costs its own line, never the thread
+            self._unwritten += 1
+            return
+        if self._file is None or self._append(self._file, line):
+            self._told = lost
+        else:
+            self._unwritten += 1
+        self._show(shown)
 
     @staticmethod
-    def _write(target: IO[str], line: str | bytes) -> None:
-        """A full disk or a closed terminal must not end the thread: the next line may fit again."""
+    def _rendered(renderer: Any, event: dict[str, Any]) -> str:
+        line = renderer(None, "", event)
+        return line if isinstance(line, str) else line.decode()
+
+    def _append(self, file: IO[bytes], line: str) -> bool:
+        """Write one whole line; False when the disk did not take it. The next one then begins on a line of its own."""
+        data = ("\n" * self._torn + line + "\n").encode()
         try:
-            target.write(f"{line if isinstance(line, str) else line.decode()}\n")
-            target.flush()
+            while data:
+                data = data[file.write(data) :]
+                self._torn = bool(data)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _show(self, line: str) -> None:
+        """A closed terminal must not end the thread: the next line may find it open again."""
+        try:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
         except (OSError, ValueError):
             return
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from daemon.core.account import Account
 from daemon.core.inputs import Input, Reported
 from daemon.core.outputs import Outputs, Reply
 from journal.records import Digested
@@ -37,7 +38,10 @@ class Collated:
 
 @dataclass(slots=True)
 class Iteration:
-    """One engine iteration as metrics and logs see it: inputs and their outputs, pairwise, after they were written."""
+    """One engine iteration as metrics and logs see it: inputs and their outputs, pairwise, after they were written.
+
+    `sequence` is the newest record then, `account` what the core counted behind the last of the inputs.
+    """
 
     now_ns: int
     inputs: list[Input] = field(default_factory=list)
@@ -46,6 +50,7 @@ class Iteration:
     sequence: int = 0
     core_ns: int = 0
     flush_ns: int = 0
+    account: Account | None = None
 
     def replies(self) -> Iterator[Reply]:
         """Every reply of the iteration, in order."""

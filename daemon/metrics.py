@@ -1,16 +1,19 @@
 """Metrics: the daemon's Prometheus registry; names as in vLLM where the meaning is the same.
 
-Owns the registry and its metric objects. Must never change anything that serves: it reads what it is given. Gauges
-are set when somebody asks for them; counters and histograms follow the engine's iterations (`observe`).
+Owns the registry and its metric objects. Must never change anything that serves: it reads what it is given. The numbers
+of `ACCOUNT` and `journal_sequence` follow the engine's written iterations, together: a scrape has what became of all
+requests behind exactly that record. Histograms follow them too; all other numbers of the core are what they are when
+somebody asks. Counters are of one life of the daemon, which `life` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from daemon.blame import Mark
+from daemon.core.account import Account
 from daemon.core.limits import CoreConfig
 from daemon.core.reasons import EndReason
 
@@ -25,9 +28,7 @@ BAND_STATES = ("live", "hole", "pending", "beyond")
 
 # Gauges of the core and the metric each is shown as.
 CORE_GAUGES = {
-    "scheduled": ("num_requests_running", "requests that have a row, prefilling ones included"),
     "running": ("num_requests_decoding", "requests whose prompt is covered"),
-    "waiting": ("num_requests_waiting", "requests in the queue, which have no row"),
     "prefilling": ("num_requests_prefilling", "requests whose prompt is being computed"),
     "parked": ("num_requests_parked", "requests that hold memory and make no progress at the moment"),
     "suspects": (
@@ -38,11 +39,24 @@ CORE_GAUGES = {
     "capacity_pages": ("capacity_pages", "pages that an empty arena holds"),
     "draining": ("draining", "1 while nothing new is admitted"),
 }
+# Fields of `Account` and the metric each is shown as, behind one written iteration: first counters, then gauges.
+ACCOUNT_TOTALS = {
+    "received": ("requests_received", "requests that arrived, choices counted"),
+    "refused": ("requests_refused", "requests refused, choices counted"),
+    "accepted": ("requests_accepted", "requests accepted, choices counted"),
+    "recovered": ("requests_recovered", "requests of an earlier life that go on in this one, choices counted"),
+    "finished": ("requests_finished", "requests that ended with reason stop or length, choices counted"),
+    "aborted": ("requests_aborted", "requests that ended with reason abort, choices counted"),
+    "failed": ("requests_failed", "requests that ended with any other reason, choices counted"),
+    "repeated": ("requests_repeated", "arrivals whose id was known with the same content, answered again"),
+}
+ACCOUNT_GAUGES = {
+    "live": ("num_requests_live", "requests that have not ended"),
+    "holding": ("num_requests_running", "requests that have a row, prefilling ones included"),
+    "waiting": ("num_requests_waiting", "requests in the queue, which have no row"),
+}
 # Totals of the core and the counter each is shown as.
 CORE_TOTALS = {
-    "received_total": ("requests_received", "requests that arrived, choices counted"),
-    "refused_total": ("requests_refused", "requests refused, choices counted"),
-    "accepted_total": ("requests_accepted", "requests accepted, choices counted"),
     "prompt_tokens_total": ("prompt_tokens", "prompt tokens scheduled"),
     "output_tokens_total": ("generation_tokens", "output tokens committed"),
     "retractions_total": ("num_preemptions", "requests that gave everything back and wait again"),
@@ -92,10 +106,14 @@ class Metrics:
         self._gauges = {name: self._gauge(shown, text) for name, (shown, text) in CORE_GAUGES.items()}
         self._totals = {name: self._counter(shown, text) for name, (shown, text) in CORE_TOTALS.items()}
         self._told: dict[str, int] = dict.fromkeys(self._totals, 0)
+        self._account_totals = {name: self._counter(*row) for name, row in ACCOUNT_TOTALS.items()}
+        self._account_gauges = {name: self._gauge(*row) for name, row in ACCOUNT_GAUGES.items()}
+        self._account = Account()
         self._band_gauges = {name: self._gauge(*row, ["band"]) for name, row in BAND_GAUGES.items()}
         self._part_totals = {name: self._counter(*row, ["band"]) for name, row in BAND_TOTALS.items()}
         self._part_totals |= {name: self._counter(*row, ["kind"]) for name, row in KIND_TOTALS.items()}
         self._prefix_metrics()
+        self._life = self._gauge("life", "1 for the life of the daemon whose numbers these are", ["life"])
         self._policies = self._gauge("policies", "1 for the policies that this daemon runs with", list(POLICIES))
         self._bands = self._gauge(
             "units",
@@ -135,16 +153,37 @@ class Metrics:
             "epoch_recovery_seconds", "from the first sign of a lost rank to the next epoch", RECOVERY_BUCKETS
         )
         self.observe_failures = self._counter("observe_failures", "failures inside metrics and logs themselves")
+        self.log_lines_lost = self._gauge(
+            "log_lines_lost", "lines of the log that were dropped or could not be written"
+        )
 
-    def set_policies(self, config: CoreConfig) -> None:
-        """Say under which policies everything else is counted."""
+    def set_life(self, life: str, config: CoreConfig) -> None:
+        """Say whose numbers these are, and under which policies everything is counted."""
+        self._life.labels(life).set(1)
         self._policies.labels(*(getattr(config, name) for name in POLICIES)).set(1)
+
+    def written(self, sequence: int, account: Account | None) -> None:
+        """An iteration was written through record `sequence`; `account` is the core's behind it, None: as before."""
+        self.journal_sequence.set(sequence)
+        before = self._account
+        if account is None or account == before:
+            return
+        for name, counter in self._account_totals.items():
+            if new := getattr(account, name) - getattr(before, name):
+                counter.inc(new)
+        for name, gauge in self._account_gauges.items():
+            gauge.set(getattr(account, name))
+        self._account = account
+
+    def ended(self, reasons: Iterable[str]) -> None:
+        """Choices ended, for these reasons."""
+        for reason in reasons:
+            self.success.labels(reason).inc()
 
     def set_core(self, gauges: Mapping[str, int]) -> None:
         """Take over the core's gauges and totals."""
-        shown = {"scheduled": gauges.get("running", 0) + gauges.get("prefilling", 0), **gauges}
         for name, gauge in self._gauges.items():
-            gauge.set(shown.get(name, 0))
+            gauge.set(gauges.get(name, 0))
         for name, counter in self._totals.items():
             now = gauges.get(name, 0)
             counter.inc(max(0, now - self._told[name]))

@@ -1,8 +1,10 @@
 """Observe: the task that turns engine iterations into metrics and log lines.
 
 Owns the times of live requests. Must never touch serving: a failure in here is counted, logged once a minute and
-forgotten (X8). Invariants: one canonical line per ended choice; lines carry the ids they concern; nothing here is read
-by anything that decides.
+forgotten (X8). Invariants: one line `Accepted` or `Refused` per arrival that was new, one `Finished` per ended choice,
+in the order of the decisions, each with the number of the newest record when it was written (`sequence`), so that for
+any record the lines up to there, the journal up to there and a scrape made there count the same. Lines follow
+decisions, never replies: what a client is told again is counted once. Nothing here is read by anything that decides.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from typing import Any
 import trio
 
 from daemon.clock import NS_PER_MS, NS_PER_S, Clock
-from daemon.core.inputs import Arrived, EpochBegan, Input
+from daemon.core.inputs import Arrived, EpochBegan, Input, Recovered
 from daemon.core.outputs import Decided, Outputs, TokenColumns
 from daemon.core.reasons import Verdict
 from daemon.mailbox import Iteration
 from daemon.metrics import Metrics
 from daemon.recent import Recent
-from ipc.messages import Accepted, Finished, Refused
+from ipc.messages import Finished, Refused
 
 COMPLAIN_EVERY_S = 60.0
 LOGGED_AT_INFO = frozenset(
@@ -31,12 +33,13 @@ LOGGED_AT_INFO = frozenset(
 
 @dataclass(slots=True)
 class Times:
-    """When one choice arrived, was admitted first, and had its first token; 0: not yet."""
+    """When one choice arrived, was admitted first, and had its first token; 0: not yet, or in an earlier life."""
 
     arrived_ns: int
     frontend: str
     admitted_ns: int = 0
     first_token_ns: int = 0
+    started: bool = False  # it was admitted once, in whichever life
 
 
 class Observer:
@@ -64,6 +67,7 @@ class Observer:
         self._without_token: set[int] = set()
         self._complain_at = -math.inf
         self._epoch = 0  # the newest that began
+        self._sequence = 0  # the newest record of the iteration that is taken in
 
     async def run(self) -> None:
         """Observe until the engine's side is closed."""
@@ -105,9 +109,12 @@ class Observer:
 
     def _take(self, iteration: Iteration) -> None:
         metrics = self._metrics
+        self._sequence = iteration.sequence
+        metrics.written(iteration.sequence, iteration.account)
+        for outputs in iteration.outputs:  # first of all: a line that cannot be logged must not cost a count
+            metrics.ended(decided.reason for decided in outputs.decisions if decided.verdict == Verdict.ENDED)
         metrics.core_time.observe(iteration.core_ns / NS_PER_S)
         metrics.write_time.observe(iteration.flush_ns / NS_PER_S)
-        metrics.journal_sequence.set(iteration.sequence)
         self.recent.take(iteration)
         for collated in iteration.collated:
             if collated.forward_us:
@@ -123,30 +130,57 @@ class Observer:
             self._epoch, self.bands = item.epoch, []
         if outputs.tokens is not None and self._without_token:
             self._first_tokens(outputs.tokens, item.now_ns)
-        for reply in outputs.replies:
-            if isinstance(reply.message, Accepted) and isinstance(item, Arrived):
-                self._accepted(item, reply.message)
+        if isinstance(item, Recovered):
+            self._recovered(item)
+        told = [reply.message for reply in outputs.replies]
+        finished = {message.request: message for message in told if isinstance(message, Finished)}
+        refused = next((message for message in told if isinstance(message, Refused)), None)
         for decided in outputs.decisions:
-            self._decided(decided)
-        for reply in outputs.replies:
-            if isinstance(reply.message, Finished):
-                self._finished(item.now_ns, reply.message)
-            elif isinstance(reply.message, Refused):
-                refused = reply.message
-                self._log.info(
-                    "Refused",
-                    id=refused.id,
-                    code=refused.code,
-                    field=refused.field,
-                    limit=refused.limit,
-                    value=refused.value,
-                )
+            if decided.verdict == Verdict.ENDED:
+                self._finished(item.now_ns, finished[decided.request])
+            elif decided.verdict == Verdict.ACCEPTED and isinstance(item, Arrived):
+                self._accepted(item, decided)
+            elif decided.verdict == Verdict.REFUSED and isinstance(item, Arrived):
+                self._refused(item, decided, refused)
+            else:
+                self._decided(decided)
+        if refused is not None and not isinstance(item, Arrived):  # who came back for what is not known
+            self._log.info("NotResumed", id=refused.id, code=refused.code, field=refused.field)
 
-    def _accepted(self, item: Arrived, accepted: Accepted) -> None:
-        for request in range(accepted.first_request, accepted.first_request + accepted.n):
-            if request not in self._times:  # an id sent twice is answered twice and is one request
-                self._times[request] = Times(item.now_ns, item.frontend)
-                self._without_token.add(request)
+    def _accepted(self, item: Arrived, decided: Decided) -> None:
+        for request in range(decided.request, decided.request + decided.numbers["n"]):
+            self._times[request] = Times(item.now_ns, item.frontend)
+            self._without_token.add(request)
+        self._log.info(
+            "Accepted",
+            sequence=self._sequence,
+            request=decided.request,
+            id=item.generate.id,
+            frontend=item.frontend,
+            **decided.numbers,
+        )
+
+    def _refused(self, item: Arrived, decided: Decided, refused: Refused | None) -> None:
+        self._log.info(
+            "Refused",
+            sequence=self._sequence,
+            id=item.generate.id,
+            frontend=item.frontend,
+            code=decided.reason,
+            field=refused.field if refused is not None else "",
+            **decided.numbers,
+        )
+
+    def _recovered(self, item: Recovered) -> None:
+        """Choices of an earlier life that go on in this one; what they waited for first was told then."""
+        for group in item.groups:
+            for choice, was in enumerate(group.choices):
+                if was.ended is not None:
+                    continue
+                request = group.accepted.first_request + choice
+                self._times[request] = Times(group.arrived_ns, group.frontend, started=was.started)
+                if not was.tokens:
+                    self._without_token.add(request)
 
     def _first_tokens(self, tokens: TokenColumns, now_ns: int) -> None:
         for request in self._without_token.intersection(tokens.requests.tolist()):
@@ -170,9 +204,9 @@ class Observer:
 
     def _admitted(self, decided: Decided, times: Times | None) -> None:
         """What an admission found in the prefix cache; the first one of a request ends its time in the queue."""
-        first = times is not None and not times.admitted_ns
+        first = times is not None and not times.started
         if times is not None and first:
-            times.admitted_ns = decided.now_ns
+            times.admitted_ns, times.started = decided.now_ns, True
             self._metrics.queue_time.observe((decided.now_ns - times.arrived_ns) / NS_PER_S)
         numbers = decided.numbers
         if queried := numbers.get("queried_tokens", 0):
@@ -180,16 +214,13 @@ class Observer:
             self._metrics.looked_up(queried, cached, matched, decided.reason, resumed=not first)
 
     def _finished(self, now_ns: int, finished: Finished) -> None:
-        times = self._times.pop(finished.request, None)
-        if times is None:
-            return  # an end that was told again
+        times = self._times.pop(finished.request)
         self._without_token.discard(finished.request)
-        metrics = self._metrics
-        metrics.success.labels(finished.reason).inc()
-        metrics.prompt_length.observe(finished.prompt_tokens)
-        metrics.output_length.observe(finished.output_tokens)
+        self._metrics.prompt_length.observe(finished.prompt_tokens)
+        self._metrics.output_length.observe(finished.output_tokens)
         self._log.info(
             "Finished",
+            sequence=self._sequence,
             request=finished.request,
             id=finished.id,
             choice=finished.choice,

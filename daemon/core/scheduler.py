@@ -21,6 +21,7 @@ import msgspec
 from allocator.checks import Checks
 from allocator.errors import InvariantBroken
 from daemon.core import caching, deadlines, epochs, gauges, inputs, lives, microbatches, relief
+from daemon.core.account import Account, account_of
 from daemon.core.arrival import arrive
 from daemon.core.batching import bare_step, form
 from daemon.core.digest import state_digest
@@ -99,6 +100,10 @@ class SchedulerCore:
     def gauges(self) -> dict[str, int]:
         """Counters and gauges by name."""
         return gauges.gauges(self._state)
+
+    def account(self) -> Account:
+        """What became of all choices of this life, behind what was fed."""
+        return account_of(self._state)
 
     def view(self, now_ns: int | None = None) -> dict[str, Any]:
         """The whole state as plain values, for people; with a time the ages of requests too."""

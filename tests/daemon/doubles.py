@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from daemon.clock import NS_PER_S
+from daemon.core.account import Account
 from daemon.core.inputs import Input
 from daemon.core.outputs import Outputs
 from daemon.engine import Engine
@@ -90,6 +91,9 @@ class ScriptedCore:
 
     def gauges(self) -> dict[str, int]:
         return {"live": self.live, "accepted_total": 0}
+
+    def account(self) -> Account:
+        return Account(live=self.live, waiting=self.live)
 
     def state_digest(self) -> bytes:
         return b"\7" * 16

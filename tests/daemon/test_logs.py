@@ -79,6 +79,84 @@ def test_a_broken_terminal_costs_only_itself(tmp_path: Path) -> None:
     assert [line["index"] for line in lines_of(tmp_path / "x.log")] == [0, 1, 2]
 
 
+class Full(io.RawIOBase):
+    """A disk that takes `room` bytes more, and then nothing until there is room again."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.data = room, b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if not self.room:
+            raise OSError(28, "no space left")
+        taken = bytes(data)[: self.room]
+        self.room, self.data = self.room - len(taken), self.data + taken
+        return len(taken)
+
+
+class Script(io.StringIO):
+    """A terminal that changes the room on the disk behind the lines it has shown: {lines: bytes}."""
+
+    def __init__(self, disk: Full, rooms: dict[int, int]) -> None:
+        super().__init__()
+        self.disk, self.rooms, self.shown = disk, rooms, 0
+
+    def write(self, text: str) -> int:
+        self.shown += 1
+        self.disk.room = self.rooms.get(self.shown, self.disk.room)
+        return super().write(text)
+
+
+def test_lines_that_the_disk_does_not_take_are_counted() -> None:
+    """A line that was cut off stays a line of its own, and the next one that fits says how many were lost."""
+    disk = Full(40)
+    writer = LineWriter(None, pretty=False, stream=Script(disk, {4: 1000, 5: 0, 6: 1000}))
+    writer._file = disk  # type: ignore[assignment]
+    for index in range(4):
+        writer.put({"event": "line", "index": index})
+    for event in ("fits", "lost again", "after"):
+        writer.put({"event": event})
+    writer.close()
+    assert (writer.lost, writer.dropped) == (4, 0)
+    lines = disk.data.decode().splitlines()
+    assert lines[:2] == ['{"event": "line", "index": 0}', '{"event": ']
+    assert [json.loads(line) for line in lines[2:]] == [
+        {"event": "fits", "lines_dropped": 3},
+        {"event": "after", "lines_dropped": 1},
+    ]
+
+
+def test_lines_lost_at_the_very_end_are_told_too(tmp_path: Path, monkeypatch: Any) -> None:
+    """Nothing else comes that could say so: the writer says it itself when it is closed."""
+    monkeypatch.setattr(daemon.logs, "QUEUE_LINES_MAX", 5)
+    terminal = Blocked()
+    writer = LineWriter(tmp_path / "x.log", pretty=False, stream=terminal)
+    writer.put({"event": "first"})
+    assert terminal.reached.wait(10)
+    writer.dropped = 7
+    writer._told = 0
+    terminal.release.set()
+    writer.close()
+    assert lines_of(tmp_path / "x.log")[-1] == {"event": "LinesLost", "level": "warning", "lines_dropped": 7}
+
+
+def test_a_value_that_cannot_be_written_costs_its_line(tmp_path: Path) -> None:
+    """The thread goes on, and the next line says that one is missing."""
+
+    class Odd:
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    writer = LineWriter(tmp_path / "x.log", pretty=False, stream=io.StringIO())
+    writer.put({"event": "odd", "value": Odd()})
+    writer.put({"event": "after"})
+    writer.close()
+    assert lines_of(tmp_path / "x.log") == [{"event": "after", "lines_dropped": 1}]
+
+
 def test_pretty_lines_are_readable(tmp_path: Path) -> None:
     """Pretty form on the terminal, JSON in the file, from the same event."""
     terminal = io.StringIO()

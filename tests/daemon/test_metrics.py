@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from daemon.core.limits import CoreConfig
-from daemon.metrics import BAND_GAUGES, BAND_TOTALS, CORE_GAUGES, CORE_TOTALS, POLICIES, Metrics
+from daemon.metrics import (
+    ACCOUNT_GAUGES,
+    ACCOUNT_TOTALS,
+    BAND_GAUGES,
+    BAND_TOTALS,
+    CORE_GAUGES,
+    CORE_TOTALS,
+    POLICIES,
+    Metrics,
+)
 from tests.core.rank_double import Shape
 from tests.core.world import World
 
@@ -29,15 +38,21 @@ def pressed() -> World:
 
 
 def test_every_number_of_the_core_that_has_a_metric_is_shown() -> None:
-    """Gauges, totals and numbers per band equal the core's; each row of the four tables has a number of the core."""
+    """Gauges, totals and numbers per band equal the core's; each row of the six tables has a number of the core."""
     world, metrics = pressed(), Metrics()
     gauges = world.core.gauges()
     metrics.set_core(gauges)
     for name, (shown, _) in CORE_GAUGES.items():
-        if name != "scheduled":  # made of two others
-            assert value(metrics, shown) == gauges[name]
+        assert value(metrics, shown) == gauges[name]
     for name, (shown, _) in CORE_TOTALS.items():
         assert value(metrics, f"{shown}_total") == gauges[name]
+    metrics.written(1, world.core.account())
+    for name, (shown, _) in ACCOUNT_TOTALS.items():
+        assert value(metrics, f"{shown}_total") == gauges[f"{name}_total"]
+    for name, (shown, _) in ACCOUNT_GAUGES.items():
+        assert value(metrics, shown) == (
+            gauges["running"] + gauges["prefilling"] if name == "holding" else gauges[name]
+        )
     for band in ("state", "window:20", "full"):
         for name, (shown, _) in BAND_GAUGES.items():
             assert value(metrics, shown, band=band) == gauges[f"{name}{band}"]
@@ -65,5 +80,5 @@ def test_the_policies_are_labels_of_one_metric(policy: str) -> None:
     """Whoever compares two daemons reads from each what it runs with."""
     metrics = Metrics()
     config = CoreConfig(eviction_policy=policy)
-    metrics.set_policies(config)
+    metrics.set_life("a life", config)
     assert value(metrics, "policies", **{name: getattr(config, name) for name in POLICIES}) == 1

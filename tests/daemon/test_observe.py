@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import trio
 
-from daemon.core.inputs import Arrived, Input, Ticked
+from daemon.core.account import Account
+from daemon.core.inputs import Arrived, Input, Recovered, RecoveredChoice, RecoveredGroup, Resumed, Ticked
 from daemon.core.outputs import Decided, Outputs, Reply, TokenColumns
 from daemon.mailbox import Collated, Iteration
 from daemon.metrics import Metrics
@@ -59,7 +60,8 @@ def arrived(at: int) -> Arrived:
 
 
 def accepted() -> Outputs:
-    return Outputs(replies=[Reply(0, Accepted("a", 1, 2, 8, 5))])
+    decided = Decided(10 * S, "accepted", 1, "", {"n": 2, "prompt_tokens": 5, "max_tokens": 8})
+    return Outputs([decided], [Reply(0, Accepted("a", 1, 2, 8, 5))])
 
 
 def tokens(*requests: int) -> TokenColumns:
@@ -67,8 +69,12 @@ def tokens(*requests: int) -> TokenColumns:
     return TokenColumns(1, np.zeros(len(requests), np.int32), numbers, numbers, [])
 
 
-def finished(request: int, reason: str = "length") -> Outputs:
+def told_again(request: int, reason: str = "length") -> Outputs:
     return Outputs(replies=[Reply(0, Finished("a", request - 1, request, reason, "8 output tokens", 5, 8))])
+
+
+def finished(request: int, reason: str = "length") -> Outputs:
+    return Outputs([Decided(1, "ended", request, reason, {})], told_again(request, reason).replies)
 
 
 def test_one_line_per_ended_choice() -> None:
@@ -81,7 +87,7 @@ def test_one_line_per_ended_choice() -> None:
     scene.show(Ticked(13 * S), Outputs(tokens=tokens(1)))
     scene.show(Ticked(14 * S), Outputs(tokens=tokens(1, 2), decisions=[Decided(14 * S, "admitted", 1, "")]))
     scene.show(Ticked(15 * S), finished(1))
-    scene.show(Ticked(15 * S), finished(1))
+    scene.show(Ticked(15 * S), told_again(1))
     scene.show(Ticked(16 * S), finished(2, "abort"))
     lines = scene.log.events("Finished")
     assert [(line["request"], line["reason"]) for line in lines] == [(1, "length"), (2, "abort")]
@@ -107,13 +113,15 @@ def test_decisions_are_lines_with_their_numbers() -> None:
     scene = Scene()
     retracted = Decided(1, "retracted", 4, "memory", {"pages": 3, "tokens_lost": 40}, by=2)
     scene.show(Ticked(1), Outputs([retracted, Decided(1, "stalled", 0, "livelock", {"live": 1})]))
-    refused = Refused("b", "prompt_too_long", "", "prompt", 64, 65)
-    scene.show(Ticked(2), Outputs(replies=[Reply(0, refused)]))
+    refused = Refused("a", "prompt_too_long", "", "prompt", 64, 65)
+    decided = Decided(2, "refused", 0, "prompt_too_long", {"n": 2, "limit": 64, "value": 65})
+    scene.show(arrived(2), Outputs([decided], [Reply(0, refused)]))
     line = scene.log.events("Retracted")[0]
     assert (line["request"], line["by"], line["reason"], line["pages"]) == (4, 2, "memory", 3)
     assert scene.log.events("Stalled")[0]["level"] == "error"
     line = scene.log.events("Refused")[0]
-    assert (line["field"], line["limit"], line["value"]) == ("prompt", 64, 65)
+    assert (line["field"], line["limit"], line["value"], line["n"]) == ("prompt", 64, 65, 2)
+    assert len(scene.log.events("Refused")) == 1, "the decision and the reply are one refusal"
 
 
 async def test_X8_a_metric_that_throws_touches_nothing(autojump_clock: trio.testing.MockClock) -> None:
@@ -171,7 +179,7 @@ def test_a_line_says_what_was_cached_and_what_cut_it() -> None:
     scene = Scene()
     scene.show(arrived(S), accepted())
     end = Finished("a", 0, 1, "length", "", 33, 8, 16, 32, "state")
-    scene.show(Ticked(2 * S), Outputs(replies=[Reply(0, end)]))
+    scene.show(Ticked(2 * S), Outputs([Decided(2 * S, "ended", 1, "length", {})], [Reply(0, end)]))
     line = scene.log.events("Finished")[0]
     assert (line["cached_tokens"], line["matched_tokens"], line["hit_cut"]) == (16, 32, "state")
 
@@ -203,14 +211,91 @@ def test_totals_follow_the_core() -> None:
     """Counters take the core's totals over; gauges its present values."""
     scene = Scene()
     scene.metrics.set_core({"running": 3, "output_tokens_total": 10, "retractions_total": 1})
-    scene.metrics.set_core(
-        {"running": 1, "prefilling": 1, "waiting": 4, "output_tokens_total": 25, "retractions_total": 1}
-    )
-    assert scene.value("num_requests_running") == 2, "as in vLLM, prefilling ones included"
+    scene.metrics.set_core({"running": 1, "output_tokens_total": 25, "retractions_total": 1})
     assert scene.value("num_requests_decoding") == 1
-    assert scene.value("num_requests_waiting") == 4
     assert scene.value("generation_tokens_total") == 25
     assert scene.value("num_preemptions_total") == 1
+
+
+def test_the_account_is_of_one_written_iteration() -> None:
+    """Counters and gauges of requests are the core's behind the record that `journal_sequence` names, never ahead."""
+    scene = Scene()
+    account = Account(received=5, refused=1, accepted=4, finished=1, live=3, waiting=1, holding=2)
+    scene.observer.take(Iteration(1, [], [], sequence=40, account=account))
+    scene.metrics.set_core({"received_total": 9, "waiting": 7, "running": 7, "live": 14})
+    assert scene.value("journal_sequence") == 40
+    assert (scene.value("requests_received_total"), scene.value("requests_refused_total")) == (5, 1)
+    assert scene.value("num_requests_live") == 3
+    assert scene.value("num_requests_running") == 2, "as in vLLM, prefilling ones included"
+    assert scene.value("num_requests_waiting") == 1
+    scene.observer.take(Iteration(2, [], [], sequence=41))
+    assert (scene.value("journal_sequence"), scene.value("requests_received_total")) == (41, 5), "nothing was fed"
+
+
+def test_a_request_that_is_sent_again_is_counted_once() -> None:
+    """Its acceptance and the ends that are told again make no line and no count, also when all of it had ended."""
+    scene = Scene()
+    scene.show(arrived(10 * S), accepted())
+    scene.show(Ticked(15 * S), finished(1))
+    scene.show(Ticked(15 * S), finished(2, "stop"))
+    again = [Reply(0, Accepted("a", 1, 2, 8, 5)), *told_again(1).replies, *told_again(2, "stop").replies]
+    scene.show(arrived(20 * S), Outputs(replies=again))
+    assert len(scene.log.events("Accepted")) == 1
+    assert [line["request"] for line in scene.log.events("Finished")] == [1, 2]
+    assert scene.value("request_success_total", finished_reason="length") == 1
+
+
+def test_requests_of_an_earlier_life_have_their_line() -> None:
+    """What a life takes over ends with a line and a count; waits that were told then are not told again."""
+    scene = Scene()
+    generate, first = Generate("a", b"", Sampling(), n=3), Accepted("a", 7, 3, 8, 5)
+    ended = Finished("a", 0, 7, "length", "", 5, 8)
+    choices = [RecoveredChoice(b"", ended), RecoveredChoice(bytes(8), started=True), RecoveredChoice(b"")]
+    group = RecoveredGroup("fe", generate, 5, first, 10 * S, choices)
+    numbers = [Decided(20 * S, "recovered", number, "") for number in (8, 9)]
+    scene.show(Recovered(20 * S, [group], 10), Outputs(numbers))
+    for number in (8, 9):
+        scene.show(Ticked(22 * S), Outputs([Decided(22 * S, "admitted", number, "")], tokens=tokens(8, 9)))
+    for number in (8, 9):
+        end = Finished("a", number - 7, number, "length", "", 5, 8)
+        scene.show(Ticked(23 * S), Outputs([Decided(23 * S, "ended", number, "length")], [Reply(0, end)]))
+    lines = scene.log.events("Finished")
+    assert [(line["request"], line["frontend"], line["total_ms"]) for line in lines] == [
+        (8, "fe", 13000),
+        (9, "fe", 13000),
+    ]
+    assert [(line["queue_ms"], line["first_token_ms"]) for line in lines] == [(None, None), (12000, 12000)]
+    assert scene.value("request_success_total", finished_reason="length") == 2
+    assert scene.value("request_queue_time_seconds_count") == 1
+    assert scene.value("daemon_time_to_first_token_seconds_count") == 1
+
+
+def test_who_comes_back_for_nothing_is_not_refused() -> None:
+    """A `Resume` for what is not known is answered `Refused`, but no request arrived: another line, no count."""
+    scene = Scene()
+    unknown = Refused("a", "unknown_request", "", "id")
+    scene.show(Resumed(1, "fe", "a", 0, b""), Outputs(replies=[Reply(0, unknown)]))
+    assert not scene.log.events("Refused")
+    assert [line["code"] for line in scene.log.events("NotResumed")] == ["unknown_request"]
+
+
+async def test_a_line_that_fails_costs_no_count(autojump_clock: trio.testing.MockClock) -> None:
+    """With a log that takes nothing every end is counted all the same."""
+    scene = Scene(broken="info")
+    scene.show(arrived(S), accepted())
+    scene.show(Ticked(2 * S), finished(1))
+    assert scene.value("request_success_total", finished_reason="length") == 1
+    assert scene.value("observe_failures_total") == 2
+
+
+def test_lines_name_the_record_behind_which_they_are_true() -> None:
+    """`Accepted`, `Refused` and `Finished` have the newest record of their iteration."""
+    scene = Scene()
+    scene.show(arrived(S), accepted())
+    scene.show(Ticked(2 * S), finished(1))
+    lines = [*scene.log.events("Accepted"), *scene.log.events("Finished")]
+    assert [line["sequence"] for line in lines] == [7, 7]
+    assert (lines[0]["request"], lines[0]["n"], lines[0]["id"]) == (1, 2, "a")
 
 
 def test_units_are_told_by_stage() -> None:
