@@ -423,6 +423,8 @@ class Daemon:
             await self._supervise("finish", self._close_in_order)
         if scope.cancelled_caught and not self._hurried and self._failure is None:
             self._failure = DaemonError(Exit.INTERNAL, f"the end took more than {FINISH_WITHIN_S:g} s")
+        if not self.ranks.stopping:  # those that run elsewhere would look for another life of ours
+            await self._supervise("farewell", lambda: self._stop_ranks(hurried=True))
 
     async def _close_in_order(self) -> None:
         if self._failure is None:
@@ -433,11 +435,14 @@ class Daemon:
         await self._outside.in_thread(self._writer.sync)
         self.gateway.durable(self._writer.synced_through)
         await self.gateway.drain(GATEWAY_DRAIN_S)
+        await self._stop_ranks()
+
+    async def _stop_ranks(self, hurried: bool = False) -> None:
         if self._failure is None:
-            await self.ranks.stop(self.engine.ending)
+            await self.ranks.stop(self.engine.ending, hurried=hurried)
         else:
             given_up = isinstance(self._failure, LastLoss)  # all else goes on in the next life
-            await self.ranks.stop(str(self._failure), FAULT_PATIENCE_S, again=not given_up)
+            await self.ranks.stop(str(self._failure), FAULT_PATIENCE_S, again=not given_up, hurried=hurried)
 
     def _exit_code(self) -> Exit:
         return Exit.CLEAN if self._failure is None else exit_code_of(self._failure)

@@ -115,9 +115,10 @@ class Epochs:
             progressed = self._running and self._engine.reported_seq > 0
             pause_s = self._lose(loss, progressed)
             await self._ranks.end(str(loss.error))
-            if self._engine.ending in OVER:
+            if self._engine.ending not in OVER:
+                await trio.sleep(pause_s)
+            if self._engine.ending in OVER:  # also by an order that came in the pause: nobody is started only to end
                 return
-            await trio.sleep(pause_s)
 
     def _arenas(self) -> tuple[int, ...]:
         if self.epoch is None or not self._same_arena:

@@ -47,12 +47,14 @@ from ipc.messages import (
     Step,
     Stop,
 )
+from ipc.rank_id import number
 from ipc.streams import RankServer
 
 CHECK_EVERY_S = 1.0
 LATE_LOOP_S = 2.0  # the check itself came so late: this process was stopped, the ranks get a fresh start
 STOP_WITHIN_S = 5.0
 FAREWELL_S = 5.0  # for placed ranks on their way to another epoch: a new process takes a second or two
+HURRIED_S = 1.0  # for all of that, where whoever ends us will not wait
 LAST_WORDS_S = 0.3  # a Fault that a rank sent last says more than its exit code or a closed connection
 EXPLAIN_WITHIN_S = 2.0
 RECV_BATCH_MAX = 64
@@ -118,7 +120,7 @@ class RankSupervisor:
         arguments = ["--endpoint", self._server.endpoint, *place.rank_arguments]
         self._processes = RankProcesses(run_dir, arguments, {**environ, TOKEN_VARIABLE: self._token}, log)
         self._watch = RankWatch(settings)
-        self._stopping = False
+        self.stopping = False  # the end was ordered, and ranks are told
 
     @property
     def stats(self) -> dict[str, int]:
@@ -159,7 +161,9 @@ class RankSupervisor:
     async def _boot(self, watch: RankWatch, began: Callable[[Epoch], None]) -> None:
         """Wait until all are ready, agree, begin."""
         if not self.spawns:
-            self._log.info("WaitingForRanks", endpoint=self._server.endpoint, ranks=[f"{s}.{r}" for s, r in self.ranks])
+            self._log.info(
+                "WaitingForRanks", endpoint=self._server.endpoint, ranks=[number(rank) for rank in self.ranks]
+            )
         limit_s = self._settings.boot_timeout_s
         while not watch.all_ready.is_set():
             joined = len(watch.heard)
@@ -260,7 +264,7 @@ class RankSupervisor:
 
     async def _watch_exit(self, watch: RankWatch, rank: RankId, child: Child) -> None:
         code = await child.wait()
-        if self._stopping:
+        if self.stopping:
             return
         what = f"(pid {child.pid}) {exit_text(code)}"
         if code >= 0:
@@ -322,18 +326,28 @@ class RankSupervisor:
             self._tell(Stop(why, again=True))
         await self._processes.reap(0)
 
-    async def stop(self, why: str, patience_s: float = STOP_WITHIN_S, again: bool = False) -> None:
+    async def stop(
+        self, why: str, patience_s: float = STOP_WITHIN_S, again: bool = False, hurried: bool = False
+    ) -> None:
         """Tell the ranks to stop, wait, and kill those that do not; every process is reaped when this returns.
 
-        `again`: another life of the daemon will want those that are started elsewhere.
+        `again`: another life of the daemon will want those that are started elsewhere. If none will, each of them is
+        told, also those that are between two epochs: nobody tells them later. `hurried`: nobody waits for long.
         """
-        self._stopping = True
+        self.stopping = True
         if self.spawns or again:
             self._tell(Stop(why, again))
-        else:  # also those that are between two epochs: nobody tells them later
-            with trio.move_on_after(FAREWELL_S):
-                await self._server.dismiss(Stop(why))
-        await self._processes.reap(patience_s if self._watch.ready else 0)
+        else:
+            await self._dismiss(Stop(why), HURRIED_S if hurried else FAREWELL_S)
+        await self._processes.reap(patience_s if self._watch.ready and not hurried else 0)
+
+    async def _dismiss(self, stop: Stop, within_s: float) -> None:
+        with trio.move_on_after(within_s) as scope:
+            await self._server.dismiss(stop)
+        if scope.cancelled_caught:
+            effect = "they look for another life of this daemon until their --join-timeout"
+            untold = [number(rank) for rank in self._server.untold]
+            self._log.warning("RanksNotTold", ranks=untold, within_s=within_s, effect=effect)
 
     def _tell(self, stop: Stop) -> None:
         with contextlib.suppress(PeerGone, RankStalled):  # they are killed, or leave by themselves, if they cannot hear
@@ -341,7 +355,7 @@ class RankSupervisor:
 
     async def close(self) -> None:
         """Kill what is left and close the socket."""
-        self._stopping = True
+        self.stopping = True
         self._processes.close()
         await self._server.aclose()
 

@@ -8,7 +8,7 @@ cannot read raises `PROTOCOL_VERSION`. Token ids are int64, row numbers, generat
     front end -> daemon   Connect Generate Abort FinishAt Resume Acknowledge Ask
     daemon -> front end   Welcome Rejected Accepted Refused TokenBatch Finished Continued Answer
     daemon -> rank        Hello Begin Step Explain Stop
-    rank -> daemon        Join Ready Report Explained Fault Heartbeat
+    rank -> daemon        Join Ready Report Explained Fault Heartbeat Left
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ class Explain(msgspec.Struct, tag=True, array_like=True):
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
-    """The epoch is over: finish nothing, report nothing more, exit 0.
+    """The epoch is over: finish nothing, report nothing more, say `Left`, exit 0.
 
     `again`: another epoch follows, and a rank that was started elsewhere joins once more.
     """
@@ -482,4 +482,15 @@ class Heartbeat(msgspec.Struct, tag=True, array_like=True):
     reported: int
 
 
-FromRank = Join | Ready | Report | Explained | Fault | Heartbeat
+class Left(msgspec.Struct, tag=True, array_like=True):
+    """The last message of a rank: it read a Stop, `again` as that says, and ends.
+
+    A Stop counts as heard when this comes, not when it was sent.
+    """
+
+    stage: int
+    rank: int
+    again: bool
+
+
+FromRank = Join | Ready | Report | Explained | Fault | Heartbeat | Left

@@ -109,6 +109,14 @@ class Socket:
         """Wait for a message, then take what else is there: 1 to `n` messages, in order."""
         return await self._operate(zmq.POLLIN, lambda: self._recv_many(n))
 
+    @property
+    def readable(self) -> bool:
+        """Whether a message could be received now."""
+        self._check_open()
+        ready = bool(self._events() & zmq.POLLIN)
+        self._settle()
+        return ready
+
     async def wait_disconnected(self) -> None:
         """Return when an established connection of this socket has ended (the peer died, closed or was cut off)."""
         self._check_open()
@@ -342,6 +350,11 @@ def connect_dealer(
         raw.close(linger=0)
         raise EndpointError(f"cannot connect to {endpoint}: {error}") from error
     return Socket(raw, endpoint)
+
+
+def flush_and_end(within_ms: int, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+    """Before a process leaves without its interpreter's shutdown: send what closed sockets still hold, then nothing."""
+    (context or zmq.Context.instance()).destroy(linger=within_ms)
 
 
 def _open(kind: int, options: SocketOptions, context: zmq.Context[zmq.Socket[bytes]] | None) -> zmq.Socket[bytes]:

@@ -1,11 +1,12 @@
-"""Streams: the two ends of the ordered message stream between the daemon and each of its ranks.
+"""Streams: the daemon's end of the ordered message streams between it and its ranks (`ipc.rank_stream`: a rank's end).
 
 Owns who a rank is (the token it joined with, the connection it joined on) and the order of what it says and hears.
 Must never repair an order: a hole in a rank's stream ends the epoch. Invariants, per epoch and rank:
 
-* steps go out with seq 1, 2, 3, ... and are accepted by the rank in that order only;
+* steps go out with seq 1, 2, 3, ...;
 * reports come back with seq 1, 2, 3, ...; a report of another epoch is dropped and counted, never returned;
-* a message counts for the (stage, rank) that joined on its connection, whatever numbers it carries.
+* a message counts for the (stage, rank) that joined on its connection, whatever numbers it carries;
+* a rank was told that it is over when it said so (`Left`), not when that was sent.
 """
 
 from __future__ import annotations
@@ -18,39 +19,26 @@ import trio
 import zmq
 
 from ipc import codec
-from ipc.errors import DecodeError, Dismissed, PeerGone, RankGone, RankStalled, StreamBroken, VersionMismatch
+from ipc.errors import DecodeError, PeerGone, RankGone, RankStalled, StreamBroken, VersionMismatch
+from ipc.farewell import Farewell
 from ipc.handshake import version_problem
-from ipc.keys import ClientKeys, ServerKeys
-from ipc.messages import (
-    Begin,
-    Explain,
-    FromRank,
-    Hello,
-    Join,
-    Report,
-    Step,
-    Stop,
-    ToRank,
-)
-from ipc.sockets import Socket, SocketOptions, bind_router, connect_dealer
-
-RankId = tuple[int, int]  # (stage, tensor rank)
-
-LEAVING_S = 0.02  # how often it is looked whether a rank has gone
-RANK_SOCKET = SocketOptions(send_hwm=256, recv_hwm=256, max_message_bytes=codec.TRUSTED_LIMITS.message_bytes_max)
+from ipc.keys import ServerKeys
+from ipc.messages import Begin, Explain, FromRank, Hello, Join, Left, Report, Stop, ToRank
+from ipc.rank_id import RankId
+from ipc.rank_stream import RANK_SOCKET
+from ipc.sockets import bind_router
 
 
 class _Member:
-    """One joined rank: its connection, whether it was told Hello or Stop, the newest seq it reported in this epoch."""
+    """One joined rank: its connection, whether it was told Hello, the newest seq it reported in this epoch."""
 
-    __slots__ = ("identity", "rank", "reported", "stopped", "told")
+    __slots__ = ("identity", "rank", "reported", "told")
 
     def __init__(self, identity: bytes, rank: RankId) -> None:
         self.identity = identity
         self.rank = rank
         self.reported = 0
         self.told = False
-        self.stopped = False
 
 
 class RankServer:
@@ -84,10 +72,7 @@ class RankServer:
         self._replaced = replaced
         self._early: dict[RankId, tuple[bytes, Join]] = {}  # who joins in the next epoch
         self._taken: list[FromRank] = []  # their Joins, once it began
-        self._last = b""  # the Stop that whoever joins from now on is told
-        self._untold: set[RankId] = set()
-        self._told_last: list[bytes] = []
-        self._dismissing = trio.CancelScope()
+        self._farewell: Farewell | None = None  # what whoever joins from now on is told
         self._epoch = 0
         self._sent_seq = 0
         self.stats: dict[str, int] = {"undecodable": 0, "not_joined": 0, "bad_join": 0, "old_epoch": 0, "wrong_rank": 0}
@@ -96,6 +81,11 @@ class RankServer:
     def endpoint(self) -> str:
         """Where ranks connect to."""
         return self._socket.endpoint
+
+    @property
+    def untold(self) -> list[RankId]:
+        """Ranks that have not said that they read the last word; none while `dismiss` has not been called."""
+        return sorted(self._farewell.unread) if self._farewell is not None else []
 
     def begin_epoch(self, epoch: int) -> None:
         """Start afresh: no rank has joined, steps and reports begin at seq 1, older epochs' messages are dropped."""
@@ -140,40 +130,29 @@ class RankServer:
     def broadcast(self, message: Begin | Explain | Stop) -> None:
         """Send every joined rank the same message, without waiting. RankGone, RankStalled name the rank."""
         self._to_all(codec.encode(message), type(message).__name__)
-        if isinstance(message, Stop):
-            for member in self._by_rank.values():
-                member.stopped = True
 
     async def dismiss(self, stop: Stop) -> None:
-        """Tell each rank once more that it is over, also those that are between two epochs and join from now on.
+        """Tell each rank that it is over, also those that are between two epochs and join from now on.
 
-        Returns when all of them have left; one that does not come or go is waited for until the caller cancels.
+        Returns when each of them has said that it read this; one that does not come or read is waited for until the
+        caller cancels. What was sent to a connection proves nothing: its process may have died, or have read first
+        that another epoch follows. Either way another process comes in its place, and is told.
         """
-        self._last = codec.encode(stop)
-        self._untold = set(self._expected)
-        with trio.CancelScope() as self._dismissing:
-            for member in self._by_rank.values():
-                if not member.stopped:
-                    self._tell_last(member.rank, member.identity)
-            for rank, (identity, _) in self._early.items():
-                self._tell_last(rank, identity)
+        farewell = self._farewell = Farewell(self._expected, codec.encode(stop))
+        for member in self._by_rank.values():
+            self._tell_last(farewell, member.rank, member.identity)
+        for rank, (identity, _) in self._early.items():
+            self._tell_last(farewell, rank, identity)
+        with farewell.scope:
             while True:
                 for frames in await self._socket.recv_batch(len(self._expected)):
                     with contextlib.suppress(StreamBroken, VersionMismatch):
                         self._take(frames)
-        for identity in self._told_last:  # what it has not read would be lost with our process
-            with contextlib.suppress(PeerGone):
-                while True:
-                    self._socket.try_send([identity, self._last])
-                    await trio.sleep(LEAVING_S)
 
-    def _tell_last(self, rank: RankId, identity: bytes) -> None:
+    def _tell_last(self, farewell: Farewell, rank: RankId, identity: bytes) -> None:
         with contextlib.suppress(PeerGone):
-            if self._socket.try_send([identity, self._last]):
-                self._untold.discard(rank)
-                self._told_last.append(identity)
-        if not self._untold:
-            self._dismissing.cancel()
+            if self._socket.try_send([identity, farewell.data]):
+                farewell.told(identity, rank)
 
     def _to_all(self, data: bytes, what: str) -> None:
         missing = self._expected - self._by_rank.keys()
@@ -235,6 +214,9 @@ class RankServer:
             return None
         if isinstance(message, Join):
             return self._join(identity, message)
+        if isinstance(message, Left):
+            self._left(identity, message)
+            return None
         member = self._by_identity.get(identity)
         if identity in self._former:
             self.stats["old_epoch"] += 1  # sent before its epoch ended
@@ -269,8 +251,8 @@ class RankServer:
         problem = version_problem(message.version, f"stage {message.stage} rank {message.rank}")
         if problem:
             raise VersionMismatch(problem)
-        if self._last:
-            self._tell_last(rank, identity)
+        if self._farewell is not None:
+            self._tell_last(self._farewell, rank, identity)
             return None
         if again:
             self._early[rank] = (identity, message)
@@ -284,6 +266,13 @@ class RankServer:
             )
         self._admit(identity, rank)
         return message
+
+    def _left(self, identity: bytes, message: Left) -> None:
+        """A rank read a Stop: the last one, or one behind which it comes again."""
+        if self._farewell is not None and self._farewell.read(identity, message):
+            return
+        if identity not in self._by_identity and identity not in self._former:
+            self._drop("not_joined", "Left on a connection that has not joined")
 
     def _connected(self, member: _Member) -> bool:
         """Whether a rank can be written to; one that was told nothing yet could not understand the question."""
@@ -314,99 +303,3 @@ class RankServer:
     async def aclose(self, drain_ms: int = 200) -> None:
         """Close; a Stop just sent still goes out."""
         await self._socket.aclose(drain_ms)
-
-
-class RankStream:
-    """A rank's end of its stream."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        stage: int,
-        rank: int,
-        token: str,
-        keys: ClientKeys | None = None,
-        insecure: bool = False,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
-    ) -> None:
-        self._socket: Socket = connect_dealer(endpoint, RANK_SOCKET, keys, insecure, context)
-        self._socket.watch_disconnects()
-        self._stage, self._rank, self._token = stage, rank, token
-        self._epoch = 0
-        self._received = 0
-        self._reported = 0
-
-    async def join(self, pid: int, timeout_s: float = 60.0) -> Hello:
-        """Prove who we are and wait to be taken in. VersionMismatch, Dismissed, or TooSlowError after it."""
-        with trio.fail_after(timeout_s):
-            await self.send(Join(self._stage, self._rank, pid, self._token))
-            message = await self._next()
-        if isinstance(message, Stop):
-            raise Dismissed(message.why, message.again)
-        if not isinstance(message, Hello):
-            raise StreamBroken(f"{self._who()}: expected Hello, got {type(message).__name__}")
-        problem = version_problem(message.version, "the daemon")
-        if problem:
-            raise VersionMismatch(problem)
-        self._epoch = message.epoch
-        return message
-
-    async def recv(self) -> Begin | Step | Explain | Stop:
-        """The daemon's next message; steps in dense order only. StreamBroken otherwise."""
-        message = await self._next()
-        if isinstance(message, Hello):
-            raise StreamBroken(f"{self._who()}: a second Hello")
-        if isinstance(message, Step | Begin) and message.epoch != self._epoch:
-            raise StreamBroken(
-                f"{self._who()}: {type(message).__name__} of epoch {message.epoch}, we are in epoch {self._epoch}"
-            )
-        if isinstance(message, Step):
-            if message.seq != self._received + 1:
-                raise StreamBroken(f"{self._who()}: step {message.seq} came after step {self._received}")
-            self._received = message.seq
-        return message
-
-    async def send(self, message: FromRank) -> None:
-        """Send the daemon a message, reports in dense order. Waits at the high-water mark; cancelled means not sent."""
-        if isinstance(message, Report):
-            self._check_report(message)
-            await self._socket.send([codec.encode(message)])
-            self._reported = message.seq
-            return
-        await self._socket.send([codec.encode(message)])
-
-    def send_now(self, report: Report) -> bool:
-        """As `send` of a report, without waiting or raising; False: not sent, and `send` would wait or raise."""
-        due = self._reported < report.seq <= min(self._reported + 1, self._received) and not self._socket.closed
-        if not due or not self._socket.try_send([codec.encode(report)]):
-            return False
-        self._reported = report.seq
-        return True
-
-    def _check_report(self, report: Report) -> None:
-        if report.seq != self._reported + 1 or report.seq > self._received:
-            raise StreamBroken(
-                f"{self._who()}: report of step {report.seq} after step {self._reported}, "
-                f"received through {self._received}"
-            )
-
-    async def wait_daemon_gone(self) -> None:
-        """Return when the connection to the daemon has ended: it died or stopped listening."""
-        await self._socket.wait_disconnected()
-
-    async def aclose(self, drain_ms: int = 200) -> None:
-        """Close; what was sent (a last Fault) still goes out within `drain_ms` if the daemon is there."""
-        await self._socket.aclose(drain_ms)
-
-    async def _next(self) -> ToRank:
-        frames = await self._socket.recv()
-        if len(frames) != 1:
-            raise StreamBroken(f"{self._who()}: a message of {len(frames)} frames, one belongs")
-        try:
-            return codec.to_rank(frames[0])
-        except DecodeError as error:
-            raise StreamBroken(f"{self._who()}: undecodable message from the daemon: {error}") from error
-
-    def _who(self) -> str:
-        return f"stage {self._stage} rank {self._rank} epoch {self._epoch}"

@@ -26,7 +26,10 @@ from daemon.rank.faults import FaultyStream
 from daemon.rank.loop import Place, RankLoop
 from ipc.errors import IpcError
 from ipc.keys import load_client_keys
-from ipc.streams import RankStream
+from ipc.rank_stream import RankStream
+from ipc.sockets import flush_and_end
+
+FLUSH_MS = 200  # for what was said last, where the daemon is still there to hear it
 
 
 def configure_logs(place: Place) -> None:
@@ -109,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
+    flush_and_end(FLUSH_MS)
     # The work thread may be inside a forward that nobody waits for any more: leave without joining it.
     sys.stdout.flush()
     sys.stderr.flush()

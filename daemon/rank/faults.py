@@ -17,7 +17,7 @@ from daemon.faults import Faults
 from daemon.rank.batch import Batch
 from daemon.rank.runner import Launched, Runner
 from ipc.messages import Begin, Explain, FromRank, Report, Step, Stop
-from ipc.streams import RankStream
+from ipc.rank_stream import RankStream
 
 
 class FaultyStream(RankStream):

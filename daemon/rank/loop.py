@@ -35,7 +35,7 @@ from daemon.rank.step_worker import StepWorker
 from daemon.rank.work_thread import BeginWork, Begun, Diverged, Failed, Product, WorkThread
 from ipc.errors import Dismissed
 from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, RankSettings, Ready, Report, Step, Stop
-from ipc.streams import RankStream
+from ipc.rank_stream import RankStream
 
 HEARTBEAT_S = 1.0
 FAULT_LINGER_S = 1.0  # after a Fault: time for it to leave the process; a Stop or the daemon's end cuts it short
@@ -63,6 +63,7 @@ class RankLoop:
         self._received = 0
         self._reported = 0
         self._exit_code = EXIT_STOPPED
+        self._stopped = False  # a Stop was read: the exit code is what it says, whatever ends beside it
         self._settings: RankSettings
         self._prepared: Prepared
         # Bounded by the steps in flight.
@@ -125,6 +126,7 @@ class RankLoop:
                     await self._stream.send(Explained(*self._place, self._thread.explain()))
                 case Stop():
                     log.info("stopped", why=message.why, reported=self._reported, again=message.again)
+                    self._stopped = True
                     self._exit_code = EXIT_AGAIN if message.again else EXIT_STOPPED
                     return
                 case _:
@@ -211,6 +213,8 @@ class RankLoop:
         self._orphaned(scope, "daemon")
 
     def _orphaned(self, scope: trio.CancelScope, who: str) -> None:
+        if self._stopped:
+            return
         log.error("orphaned", gone=who)
         self._exit_code = EXIT_ORPHANED
         scope.cancel()

@@ -89,6 +89,7 @@ EXAMPLES: dict[Callable[[bytes], Any], list[Any]] = {
         m.Explained(0, 0, [m.StepTrace(3, DIGEST, DIGEST, [m.OpTrace(0, "Take", "full", "pages 1..2 at 5..6")])]),
         m.Fault(0, 0, 3, "what", "trace"),
         m.Heartbeat(0, 0, 2, 1),
+        m.Left(0, 1, True),
     ],
 }
 PAIRS = [(decode, message) for decode, messages in EXAMPLES.items() for message in messages]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +14,9 @@ from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from ipc.codec import encode
 from ipc.errors import Dismissed, RankGone, RankStalled, StreamBroken, VersionMismatch
 from ipc.messages import Begin, Heartbeat, Hello, Join, RankSettings, Report, Step, Stop
+from ipc.rank_stream import RankStream
 from ipc.sockets import connect_dealer
-from ipc.streams import RankServer, RankStream
+from ipc.streams import RankServer
 
 TOKEN = "proof"
 SETTINGS = RankSettings("m", "m", "float32", 16, 4, 64, 0, 0, 500_000)
@@ -281,45 +281,145 @@ async def test_a_second_process_of_a_rank_waits_until_the_first_is_gone(endpoint
     await server.aclose(0)
 
 
+async def take_in(server: RankServer, stream: RankStream) -> None:
+    """Join and Hello."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.join, 1)
+        join = await server.recv()
+        assert isinstance(join, Join)
+        await server.send(join.stage, join.rank, Hello(1, SETTINGS))
+
+
+async def say_for_ever(server: RankServer, stop: Stop) -> None:
+    """Tell all ranks until an error ends it."""
+    while True:
+        server.broadcast(stop)
+        await wait_all_tasks_blocked(0.01)
+
+
+async def join_to_be_dismissed(endpoint: str, rank: int, told: list[tuple[int, bool]]) -> None:
+    """A new process of a rank: it is told that it is over, and whether another life follows."""
+    stream = RankStream(endpoint, stage=0, rank=rank, token=TOKEN)
+    with pytest.raises(Dismissed, match="not taken in: over") as dismissed:
+        await stream.join(1)
+    told.append((rank, dismissed.value.again))
+    await stream.aclose(0)
+
+
 async def test_ranks_between_two_epochs_are_told_that_it_is_over(endpoint: str) -> None:
     """The one that is connected, one that joined early, and one that joins only now; strangers are told nothing."""
-    ranks = [(0, 0), (0, 1), (0, 2)]
-    server = RankServer(endpoint, token=TOKEN, ranks=ranks, replaced=True)
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0), (0, 1), (0, 2)], replaced=True)
     server.begin_epoch(1)
     here = RankStream(endpoint, stage=0, rank=0, token=TOKEN)
-    told: dict[int, bool] = {}
-
-    async def join(rank: int, token: str = TOKEN) -> None:
-        stream = RankStream(endpoint, stage=0, rank=rank, token=token)
-        with pytest.raises(Dismissed, match="not taken in: over") as dismissed:
-            await stream.join(1)
-        told[rank] = dismissed.value.again
-        await stream.aclose(0)
-
+    told: list[tuple[int, bool]] = []
     with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(here.join, 1)
-            await server.recv()
-            await server.send(0, 0, Hello(1, SETTINGS))
+        await take_in(server, here)
         async with trio.open_nursery() as nursery:
             for rank in (1, 2):
                 former = connect_dealer(endpoint)
                 await former.send([encode(Join(0, rank, 1, TOKEN))])
                 await server.recv()
                 former.close()
-                with contextlib.suppress(RankGone):  # what was sent before its end was noticed would count as heard
-                    while True:
-                        await server.send(0, rank, Hello(1, SETTINGS))
-            nursery.start_soon(join, 1)
+            nursery.start_soon(join_to_be_dismissed, endpoint, 1, told)
             with pytest.raises(StreamBroken, match="joins anew"):
                 await server.recv_batch(16)
             nursery.start_soon(server.dismiss, Stop("over"))
             await wait_all_tasks_blocked()
-            nursery.start_soon(join, 2)
+            nursery.start_soon(join_to_be_dismissed, endpoint, 2, told)
             assert await here.recv() == Stop("over")
-            await here.aclose(0)
-    assert told == {1: False, 2: False}
+        await here.aclose(0)
+    assert sorted(told) == [(1, False), (2, False)]
+    assert server.untold == []
     await server.aclose(0)
+
+
+async def test_a_last_word_that_a_dead_process_got_does_not_count(endpoint: str) -> None:
+    """It died before it read it, unnoticed as yet: whoever comes in its place is told, and waited for."""
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0)], replaced=True)
+    server.begin_epoch(1)
+    first = RankStream(endpoint, stage=0, rank=0, token=TOKEN)
+    told: list[tuple[int, bool]] = []
+    with trio.fail_after(20):
+        await take_in(server, first)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.dismiss, Stop("over"))
+            await wait_all_tasks_blocked(0.05)  # sent, and not read
+            await first.aclose(0)
+            await wait_all_tasks_blocked(0.05)
+            assert server.untold == [(0, 0)]
+            nursery.start_soon(join_to_be_dismissed, endpoint, 0, told)
+    assert told == [(0, False)]
+    assert server.untold == []
+    await server.aclose(0)
+
+
+async def test_who_read_first_that_another_epoch_follows_is_told_when_it_comes(endpoint: str) -> None:
+    """One of two is lost, the other is told to come again; then it is over. That one leaves by what it read first."""
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0), (0, 1)], replaced=True)
+    server.begin_epoch(1)
+    streams = [RankStream(endpoint, stage=0, rank=rank, token=TOKEN) for rank in range(2)]
+    told: list[tuple[int, bool]] = []
+    with trio.fail_after(20):
+        for stream in streams:
+            await take_in(server, stream)
+        await streams[1].aclose(0)
+        with pytest.raises(RankGone):  # once its end is noticed; the other one has heard it each time
+            await say_for_ever(server, Stop("a rank is lost", again=True))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.dismiss, Stop("over"))
+            await wait_all_tasks_blocked()
+            assert await streams[0].recv() == Stop("a rank is lost", again=True)
+            await streams[0].aclose(50)
+            await wait_all_tasks_blocked(0.05)
+            assert server.untold == [(0, 0), (0, 1)]
+            for rank in range(2):
+                nursery.start_soon(join_to_be_dismissed, endpoint, rank, told)
+    assert sorted(told) == [(0, False), (1, False)]
+    await server.aclose(0)
+
+
+async def test_a_rank_that_waits_to_be_taken_in_asks_the_next_life_too(endpoint: str) -> None:
+    """The daemon took its Join and ended; whoever comes in its place hears of the rank at once."""
+    stream = RankStream(endpoint, stage=0, rank=0, token=TOKEN)
+    hellos: list[Hello] = []
+
+    async def join() -> None:
+        hellos.append(await stream.join(1))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(join)
+            for life in (1, 2, 3):
+                server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0)], replaced=True)
+                server.begin_epoch(life)
+                assert await server.recv() == Join(0, 0, 1, TOKEN)
+                if life < 3:
+                    await server.aclose(0)
+            await server.send(0, 0, Hello(3, SETTINGS))
+    assert [hello.epoch for hello in hellos] == [3]
+    server.broadcast(Stop("over"))
+    assert await stream.recv() == Stop("over")
+    await stream.aclose(0)
+    await server.aclose(0)
+
+
+async def test_a_rank_reads_the_last_word_before_it_takes_its_daemon_for_gone(endpoint: str) -> None:
+    """The daemon says Stop and goes at once: its end is told when that was read, and not before."""
+    async with joined(endpoint) as (server, (stream,)):
+        server.broadcast(Stop("over"))
+        await server.aclose(200)
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            await stream.wait_daemon_gone()
+            gone = True
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await trio.sleep(0.2)
+            assert not gone
+            assert await stream.recv() == Stop("over")
 
 
 async def test_another_version_is_refused_on_both_sides(endpoint: str) -> None:

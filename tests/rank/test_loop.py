@@ -170,6 +170,18 @@ async def test_the_rank_leaves_when_the_daemon_is_gone(daemon: Daemon) -> None:
     assert await daemon.ended() == EXIT_ORPHANED
 
 
+async def test_a_stop_that_was_the_last_word_counts(daemon: Daemon) -> None:
+    """The rank is stopped while its daemon says Stop and goes: when it wakes, both are there, and the word counts."""
+    daemon.spawn()
+    await daemon.begin()
+    daemon.process.send_signal(signal.SIGSTOP)
+    daemon.server.broadcast(Stop("over"))
+    await daemon.server.aclose(200)
+    await trio.sleep(0.2)
+    daemon.process.send_signal(signal.SIGCONT)
+    assert await daemon.ended() == EXIT_STOPPED
+
+
 async def test_the_rank_leaves_when_its_parent_is_killed(daemon: Daemon) -> None:
     """kill -9 of the parent while the socket still stands: the rank ends all the same."""
     daemon.spawn("import subprocess, sys; subprocess.run(sys.argv[1:])")
