@@ -4,10 +4,10 @@ Owns the comparison and the rules of what may be missing where a journal was cut
 chains: factories are passed in. Invariants: the first difference stops the replay and is reported with both sides; a
 life that was cut anywhere passes if everything up to its last record is reproduced.
 
-    input record      fed to the core; its decisions and its step are expected from here on
-    Decided, Stepped  must be the next expected ones, byte for byte; a step is applied to the mirror and every stage
-    Digested          must be what mirror and stage had after that step, and the chain over the reported tokens;
-                      behind a Divergence it is what ended the epoch, and differs
+    input record      fed to the core; its decisions and its step are expected from here on, before the next input
+    Decided, Stepped  must be the next expected ones, byte for byte
+    Stepped, Reported, Digested, Divergence
+                      also go to the ranks' half (`journal.ranks`), which may run in another process
     Recovered         what the life before left, as its replayed core knows it (`journal.succession`)
     Snapshotted       core, mirror and stages must have had that state behind the step that asked for it, byte for byte
     Closed            nothing may be expected any more; the core's state digest and totals must be equal
@@ -16,38 +16,29 @@ life that was cut anywhere passes if everything up to its last record is reprodu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import msgspec
-
 from allocator.geometry import Geometry
-from allocator.ops import Op
-from daemon.core.inputs import (
-    Controlled,
-    EpochBegan,
-    EpochEnded,
-    Input,
-    Recovered,
-    Reported,
-    Ticked,
-)
+from daemon.core.inputs import Controlled, EpochEnded, Input, Recovered
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from ipc.messages import ModelFacts, Step
 from journal import records
-from journal.difference import describe, first_difference
-from journal.errors import JournalError
+from journal.difference import describe
+from journal.divergence import Diverged, Divergence, diverged
+from journal.errors import JournalDamaged, JournalError
+from journal.holders import Holders
+from journal.ranks import ADMITTED, KINDS, Epoch, Mirror, Overview, RankCounts, RankFactories, Ranks, Stage, States
 from journal.reader import Record
-from journal.records import DECISION_VERSION, INPUT_KINDS, SCHEMA_VERSION, Closed, Digested, Kind, Opened, Snapshotted
+from journal.records import DECISION_VERSION, INPUT_KINDS, SCHEMA_VERSION, Closed, Kind, Opened, Snapshotted
 from journal.segment import digest
 from journal.snapshots import Body, Header, encode_body
 from journal.succession import Core as Recoverable
 from journal.succession import Succession
 
 BODIES_KEPT = 2  # states that wait for the record of their snapshot
-STEPS_KEPT = 4096  # digests of so many steps wait for the ranks' reports
 
 
 class Core(Recoverable, Protocol):
@@ -66,24 +57,26 @@ class Core(Recoverable, Protocol):
         """The state as plain values."""
 
 
-class Mirror(Protocol):
-    """The logical chain as a rank follows it."""
+class RanksHalf(Protocol):
+    """The ranks' half, here or in another process; see `journal.ranks.Ranks`. Any call may raise Diverged."""
 
-    def apply_step(self, seq: int, ops: list[Op], released: Sequence[int]) -> bytes:
-        """End the step's released uses and apply its ops; the chained logical digest."""
+    counts: RankCounts
+    notes: list[str]
 
+    def take(self, record: Record, payload: Any = None) -> None:
+        """Follow one record."""
 
-class Stage(Protocol):
-    """One stage's physical chain as its ranks drive it."""
+    def states(self) -> States:
+        """What the ranks would say in a snapshot now."""
 
-    def apply_step(self, step: Step) -> bytes:
-        """Apply a whole step; the chained layout digest."""
+    def overview(self) -> Overview:
+        """Where the ranks are now."""
 
-    def counts(self) -> list[dict[str, Any]]:
-        """Per band: name, and units live, hole, pending and beyond."""
+    def requests_of(self, step: Step, op: int, row: int) -> list[int]:
+        """The requests that an op of a step concerns that is about to come, or the one on a row."""
 
-    def state(self, mirror: Any) -> bytes:
-        """What a rank of this stage, whose mirror is that one, says in a snapshot."""
+    def finish(self) -> None:
+        """The records end here; `counts` and `notes` are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,48 +87,20 @@ class Resumed:
     config: CoreConfig
     mirror: Mirror
     stages: list[Stage]
+    geometry: Geometry
+    facts: ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Factories:
-    """How to make what a life is replayed on. `sampled` is `ipc.digests.sampled_digest`, `sampled_start` its start.
+class Factories(RankFactories):
+    """How to make what a life is replayed on.
 
     `core_state` writes a core's state down, `resume` makes core, mirror and stages out of a snapshot.
     """
 
     core: Callable[[CoreConfig], Core]
-    mirror: Callable[[Geometry], Mirror]
-    stage: Callable[[Geometry, int, CoreConfig, ModelFacts], Stage]
-    sampled: Callable[[bytes, int, bytes, bytes, bytes], bytes]
-    sampled_start: bytes
     core_state: Callable[[Any], bytes]
     resume: Callable[[Body], Resumed]
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first place where replay and journal differ. Numbers are 0 where they do not apply, `op` is -1."""
-
-    sequence: int
-    file: str
-    offset: int
-    what: str
-    recorded: str
-    replayed: str
-    path: str = ""
-    epoch: int = 0
-    step: int = 0
-    op: int = -1
-    request: int = 0
-    row: int = -1
-
-
-class Diverged(JournalError):
-    """Carries a Divergence out of the replay of one record."""
-
-    def __init__(self, divergence: Divergence) -> None:
-        self.divergence = divergence
-        super().__init__(divergence.what)
 
 
 @dataclass(slots=True)
@@ -151,47 +116,32 @@ class Counts:
     snapshots: int = 0
     divergences: int = 0  # places where the ranks had parted, as the daemon found at the time
     unfinished: int = 0  # outputs that a cut-off life did not come to write
+    undigested: int = 0  # steps that were reported without any rank's digest
     last_sequence: int = 0
 
 
 @dataclass(slots=True)
 class _Expected:
-    """An output the core gave: its bytes, the input it came of, and how many ticks had been fed by then."""
+    """An output the core gave: its bytes, and the input it came of."""
 
     payload: bytes
     input_sequence: int
-    ticks: int
-
-
-@dataclass(slots=True)
-class _Epoch:
-    """Everything of one epoch that is rebuilt from its steps."""
-
-    number: int
-    mirror: Mirror
-    stages: list[Stage]
-    seq: int = 0
-    since: int = 0  # replay began behind this step
-    parted: int = 0  # the step at which the daemon found that ranks had parted
-    logical: dict[int, bytes] = field(default_factory=dict)
-    layouts: dict[int, list[bytes]] = field(default_factory=dict)
-    sampled_seq: int = 0
-    sampled: dict[int, bytes] = field(default_factory=dict)
-    said_sampled: dict[int, list[tuple[Record, Digested]]] = field(default_factory=dict)
 
 
 class Replay:
-    """Takes records one after the other; raises Diverged at the first difference."""
+    """Takes records one after the other; raises Diverged at the first difference. `ranks`: the other half."""
 
-    def __init__(self, factories: Factories) -> None:
+    def __init__(self, factories: Factories, ranks: RanksHalf | None = None) -> None:
         self.counts = Counts()
         self.notes: list[str] = []
         self.core: Core | None = None
-        self.epoch: _Epoch | None = None
+        self.ranks: RanksHalf = Ranks(factories) if ranks is None else ranks
         self._factories = factories
         self._decides = True  # this life's decisions were made by a core like ours
         self._expected: dict[Kind, deque[_Expected]] = {Kind.DECIDED: deque(), Kind.STEPPED: deque()}
-        self._ticks = 0
+        self._compared: dict[Kind, bytes] = {}  # the newest output of either kind
+        self._step: Step | None = None  # the newest that the core made
+        self._at = (0, 0)  # epoch and step that the newest input led to, else the newest before
         self._broke = ""  # the core raised on the last input: what
         self._followed = True  # the core of this life never raised
         self._succession = Succession()
@@ -200,24 +150,26 @@ class Replay:
         self._behind = 0  # the sequence that the snapshot covers from which replay began
         self._bodies: dict[int, bytes] = {}  # by sequence, states behind steps that asked for a snapshot
         self.snapshot: tuple[Snapshotted, bytes] | None = None  # the newest that was reproduced
-        self._steps: dict[int, Callable[[Record], None]] = {
+        self._takes: dict[int, Callable[[Record], Any]] = {
             Kind.OPENED: self._opened,
             Kind.DECIDED: self._decided,
             Kind.STEPPED: self._stepped,
-            Kind.DIGESTED: self._digested,
+            Kind.DIGESTED: self._require_none,  # stands in front of the next report
             Kind.READIED: lambda record: None,  # which builds and threads the ranks have decides nothing
-            Kind.DIVERGED: self._parted,
+            Kind.DIVERGED: lambda record: None,
             Kind.SNAPSHOTTED: self._snapshotted,
             Kind.CLOSED: self._closed_life,
         }
 
-    def begin_at(self, header: Header, body: Body) -> None:
-        """Begin behind a snapshot; the next record is the one behind it."""
-        resumed = self._factories.resume(body)
-        self.core, self._config, self._behind = resumed.core, resumed.config, header.sequence
-        epoch = _Epoch(header.epoch, resumed.mirror, resumed.stages, header.seq, header.seq)
-        epoch.sampled_seq, epoch.sampled[body.reported_seq] = body.reported_seq, body.sampled
-        self.epoch = epoch
+    @property
+    def epoch(self) -> Epoch | None:
+        """The ranks' epoch, where their half runs in this process."""
+        assert isinstance(self.ranks, Ranks), "the ranks' half is in another process"
+        return self.ranks.epoch
+
+    def begin_at(self, header: Header, core: Core) -> None:
+        """Begin behind a snapshot, whose ranks' half begins there too; the next record is the one behind it."""
+        self.core, self._behind = core, header.sequence
         self.counts.lives, self.counts.last_sequence = 1, header.sequence
 
     def state_at(self, sequence: int) -> bytes | None:
@@ -227,30 +179,40 @@ class Replay:
     def take(self, record: Record) -> None:
         """Replay one record."""
         if self.core is None and record.kind != Kind.OPENED:
-            raise Diverged(_diverged(record, "a life that does not begin with Opened", describe(record.decode()), ""))
+            raise diverged(record, "a life that does not begin with Opened", describe(record.decode()), "")
         if self._closed and record.kind != Kind.OPENED:
-            raise Diverged(_diverged(record, "a record behind Closed", describe(record.decode()), ""))
-        self._steps.get(record.kind, self._input)(record)
+            raise diverged(record, "a record behind Closed", describe(record.decode()), "")
+        payload = self._takes.get(record.kind, self._input)(record)
+        if record.kind in KINDS or (record.kind == Kind.DECIDED and ADMITTED in record.payload):
+            self.ranks.take(record, payload)
+        if self._step is not None and record.kind == Kind.STEPPED:
+            self._keep_state(record, self._step)
         self.counts.records += 1
         self.counts.last_sequence = record.sequence
         self._last = record
 
     def end(self) -> None:
-        """The records end here: check what the last life left open."""
+        """The records end here: what the last input led to may be missing."""
         if self.core is None or self._last is None:
             return
-        for kind, queue in self._expected.items():
-            for expected in queue:
-                if self._closed or self._ticks - expected.ticks > 1:
-                    what = f"the record {kind.name} that input {expected.input_sequence} led to was never written"
-                    shown = describe(records.decode(kind, expected.payload))
-                    raise Diverged(_diverged(self._last, what, "nothing", shown))
+        self._require_none(self._last, after_last=True)
+        for queue in self._expected.values():
             self.counts.unfinished += len(queue)
             queue.clear()
 
-    # --- one kind of record each ---------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """Both halves are through."""
+        self.ranks.finish()
+        theirs = self.ranks.counts
+        self.counts.steps, self.counts.digests = theirs.steps, theirs.digests
+        self.counts.divergences, self.counts.undigested = theirs.divergences, theirs.undigested
+        self.notes += self.ranks.notes
+        if theirs.undigested:
+            self.notes.append(f"{theirs.undigested:,} steps have no rank's digest: what ranks did there is not checked")
 
-    def _opened(self, record: Record) -> None:
+    # --- one kind of record each; what it decoded is returned ------------------------------------------------------
+
+    def _opened(self, record: Record) -> Opened:
         self.end()
         opened = record.decode()
         assert isinstance(opened, Opened)
@@ -265,37 +227,30 @@ class Replay:
             versions = f"{opened.decision_version}, ours is {DECISION_VERSION}"
             self.notes.append(f"life {opened.life}: decisions are not compared, they are of version {versions}")
         self.core = self._factories.core(opened.core)
-        self._config = opened.core
-        self.epoch, self._ticks, self._broke, self._closed = None, 0, "", False
+        self._broke, self._closed, self._step, self._at = "", False, None, (0, 0)
+        self._compared.clear()
         self.counts.lives += 1
+        return opened
 
-    def _input(self, record: Record) -> None:
+    def _input(self, record: Record) -> Input:
         assert record.kind in INPUT_KINDS, f"kind {record.kind} is neither an input nor handled"
         item: Any = record.decode()
+        if not isinstance(item, Recovered):  # its parts may be written one behind the other
+            self._require_none(record)
         self.counts.inputs += 1
-        if isinstance(item, Ticked):
-            self._ticks += 1
         if self._broke and not isinstance(item, EpochEnded | Controlled):
             what = "the replayed core broke on the input before this one, the recorded one went on"
-            raise Diverged(_diverged(record, what, describe(item), self._broke))
+            raise diverged(record, what, describe(item), self._broke)
         self._broke = ""
         if isinstance(item, Recovered):
             parted = self._succession.recovered(item)
             if parted is not None:
-                raise Diverged(_diverged(record, "what a life took over from the one before", *parted))
-        self._follow_epoch(record, item)
+                about = [parted.request] if parted.request else []
+                sides = (parted.recorded, parted.replayed)
+                raise diverged(record, "what a life took over from the one before", *sides, requests=about)
         if self._decides:
             self._feed(record, item)
-
-    def _follow_epoch(self, record: Record, item: Input) -> None:
-        if isinstance(item, EpochBegan):
-            make, config = self._factories, self._config
-            stages = [make.stage(item.geometry, at, config, item.facts) for at in range(len(item.geometry.stages))]
-            self.epoch = _Epoch(item.epoch, make.mirror(item.geometry), stages)
-        elif isinstance(item, EpochEnded) and self.epoch is not None and item.epoch == self.epoch.number:
-            self.epoch = None
-        elif isinstance(item, Reported) and self.epoch is not None and item.epoch == self.epoch.number:
-            self._reported(record, item, self.epoch)
+        return item  # type: ignore[no-any-return]
 
     def _feed(self, record: Record, item: Input) -> None:
         assert self.core is not None
@@ -305,131 +260,89 @@ class Replay:
             # The daemon ends the epoch when its core raises; the next input shows whether it did here too.
             self._broke, self._followed = f"{type(error).__name__}: {error}", False
             return
+        decided, sequence = self._expected[Kind.DECIDED], record.sequence
         for decision in outputs.decisions:
-            self._expect(Kind.DECIDED, records.encode(decision), record)
+            decided.append(_Expected(records.encode(decision), sequence))
         if outputs.step is not None:
-            self._expect(Kind.STEPPED, records.encode(outputs.step), record)
+            self._step, self._at = outputs.step, (outputs.step.epoch, outputs.step.seq)
+            self._expected[Kind.STEPPED].append(_Expected(records.encode(outputs.step), sequence))
 
-    def _expect(self, kind: Kind, payload: bytes, record: Record) -> None:
-        self._expected[kind].append(_Expected(payload, record.sequence, self._ticks))
+    def _require_none(self, record: Record, after_last: bool = False) -> None:
+        """Before the next input everything that the last one led to is written; a life may be cut within that."""
+        if (after_last and not self._closed) or not (self._expected[Kind.DECIDED] or self._expected[Kind.STEPPED]):
+            return
+        kind, queue = next((kind, queue) for kind, queue in self._expected.items() if queue)
+        expected = records.decode(kind, queue[0].payload)
+        what = f"the record {kind.name} that input {queue[0].input_sequence} led to was never written"
+        nothing = f"{describe(record.decode())} stands where it should have been"
+        raise self._placed(diverged(record, what, nothing, describe(expected), requests=self._about(expected)))
+
+    def _about(self, output: Any) -> list[int]:
+        """The requests of an output that is missing."""
+        if isinstance(output, Step):
+            return self.ranks.requests_of(output, 0, -1) if output.ops else []
+        return [output.request] if output.request else []
 
     def _compare(self, record: Record) -> None:
         """The record must be the next output of its kind."""
-        if not self._decides:
-            return
         kind = Kind(record.kind)
         queue = self._expected[kind]
+        if queue and queue[0].payload == record.payload:
+            self._compared[kind] = queue.popleft().payload
+            return
+        recorded: Any = record.decode()
+        twice = "; it is the one before once more" if record.payload == self._compared.get(kind) else ""
         if not queue:
-            recorded = record.decode()
-            what = f"a {kind.name} record that the replayed core did not make"
+            what = f"a {kind.name} record that the replayed core did not make{twice}"
             after = f" (it broke: {self._broke})" if self._broke else ""
-            raise Diverged(_diverged(record, what, describe(recorded), f"nothing{after}", recorded))
+            raise self._parted(record, what, recorded, None, f"nothing{after}")
         expected = queue.popleft()
-        if expected.payload != record.payload:
-            recorded, replayed = record.decode(), records.decode(kind, expected.payload)
-            what = f"{kind.name} differs; it comes of input {expected.input_sequence}"
-            raise Diverged(_diverged(record, what, describe(recorded), describe(replayed), recorded, replayed))
+        replayed = records.decode(kind, expected.payload)
+        later = any(other.payload == record.payload for other in queue)
+        lost = "; the one that should stand here was never written, the one behind it is here" if later else ""
+        what = f"{kind.name} differs; it comes of input {expected.input_sequence}{lost}{twice}"
+        raise self._parted(record, what, recorded, replayed, describe(replayed))
+
+    def _parted(self, record: Record, what: str, recorded: Any, replayed: Any, shown: str) -> Diverged:
+        """Both sides of an output, with the requests that it is about."""
+        found = diverged(record, what, describe(recorded), shown, recorded, replayed)
+        about = list(found.divergence.requests)
+        if isinstance(recorded, Step):
+            about += self.ranks.requests_of(recorded, found.divergence.op, found.divergence.row)
+        elif replayed is not None and replayed.request:
+            about.append(replayed.request)
+        about = list(dict.fromkeys(about))
+        found = Diverged(replace(found.divergence, request=about[0] if about else 0, requests=tuple(about)))
+        return self._placed(found)
+
+    def _placed(self, found: Diverged) -> Diverged:
+        """With the step that it belongs to, where its record names none."""
+        one = found.divergence
+        return found if one.step else Diverged(replace(one, epoch=self._at[0], step=self._at[1]))
 
     def _decided(self, record: Record) -> None:
-        self._compare(record)
+        if self._decides:
+            self._compare(record)
         self.counts.decisions += 1
 
-    def _stepped(self, record: Record) -> None:
+    def _stepped(self, record: Record) -> Step | None:
+        if not self._decides:
+            self._step = None
+            return None
         self._compare(record)
-        step: Any = record.decode()
-        epoch = self.epoch
-        if epoch is None or (step.epoch, step.seq) != (epoch.number, epoch.seq + 1):
-            expected = f"epoch {epoch.number}, step {epoch.seq + 1}" if epoch else "no step outside an epoch"
-            got = f"epoch {step.epoch}, step {step.seq}"
-            raise Diverged(_diverged(record, "a step out of order", got, expected, step))
-        try:
-            logical = epoch.mirror.apply_step(step.seq, step.ops, step.released)
-            layouts = [stage.apply_step(step) for stage in epoch.stages]
-        except Exception as error:
-            shown = f"{type(error).__name__}: {error}"
-            raise Diverged(_diverged(record, "no rank could apply this step", describe(step), shown, step)) from error
-        if logical != step.logical:
-            what = "the logical digest of the step's ops"
-            raise Diverged(_diverged(record, what, step.logical.hex(), logical.hex(), step))
-        epoch.seq = step.seq
-        epoch.logical[step.seq], epoch.layouts[step.seq] = logical, layouts
-        for kept in (epoch.logical, epoch.layouts, epoch.sampled):
-            kept.pop(step.seq - STEPS_KEPT, None)
-        self.counts.steps += 1
-        if step.snapshot and self._decides:
-            self._bodies[record.sequence] = self._body(epoch)
-            while len(self._bodies) > BODIES_KEPT:
-                del self._bodies[next(iter(self._bodies))]
+        return self._step  # equal bytes, equal steps
 
-    def _body(self, epoch: _Epoch) -> bytes:
-        """The state as the daemon and its ranks put it into a snapshot."""
-        assert self.core is not None
-        return encode_body(
-            Body(
-                self._factories.core_state(self.core),
-                [stage.state(epoch.mirror) for stage in epoch.stages],
-                epoch.sampled_seq,
-                epoch.sampled.get(epoch.sampled_seq, self._factories.sampled_start),
-                self.core.recoverable(),
-                self.core.next_request,
-            )
-        )
-
-    def _parted(self, record: Record) -> None:
-        """The daemon found here that ranks had parted: the digests that say so follow."""
-        found: Any = record.decode()
-        self.counts.divergences += 1
-        did = f"; op {found.op}, {found.kind} of {found.band}: {found.left_did} against {found.right_did}"
-        what = f"{found.what} of {found.left} and {found.right} differ{did if found.op >= 0 else ''}"
-        self.notes.append(
-            f"sequence {record.sequence}: ranks parted at step {found.seq} of epoch {found.epoch}, {what}"
-        )
-        if self.epoch is not None and found.epoch == self.epoch.number:
-            self.epoch.parted = found.seq
-
-    def _digested(self, record: Record) -> None:
-        said: Any = record.decode()
-        epoch = self.epoch
-        if epoch is None or said.epoch != epoch.number:
-            return  # of an epoch that is over: its chains are gone
-        if said.seq == epoch.parted:
-            return  # of what the ranks then did nothing was used
-        if said.seq <= epoch.since:
-            return  # what a step before the snapshot led to is in the snapshot
-        if said.seq not in epoch.logical or not 0 <= said.stage < len(epoch.stages):
-            what = "a digest of a step or stage that is not there"
-            got = f"step {said.seq}, stage {said.stage}"
-            raise Diverged(_diverged(record, what, got, f"steps up to {epoch.seq}, {len(epoch.stages)} stages", said))
-        ours = {"logical": epoch.logical[said.seq], "layout": epoch.layouts[said.seq][said.stage]}
-        for name, our in ours.items():
-            theirs = getattr(said, name)
-            if theirs != our:
-                what = f"the {name} digest of stage {said.stage}, rank {said.rank}"
-                raise Diverged(_diverged(record, what, theirs.hex(), our.hex(), said))
-        epoch.said_sampled.setdefault(said.seq, []).append((record, said))
-        self._check_sampled(epoch, said.seq)
-        self.counts.digests += 1
-
-    def _reported(self, record: Record, item: Reported, epoch: _Epoch) -> None:
-        if item.seq != epoch.sampled_seq + 1 or item.seq > epoch.seq:
-            got, expected = f"step {item.seq}", f"step {epoch.sampled_seq + 1}, of {epoch.seq} that were sent"
-            raise Diverged(_diverged(record, "a report out of order", got, expected, item))
-        assert len(epoch.sampled) <= STEPS_KEPT, f"{len(epoch.sampled)} digests are kept"
-        before = epoch.sampled.get(item.seq - 1, self._factories.sampled_start)
-        epoch.sampled[item.seq] = self._factories.sampled(before, item.seq, item.rows, item.generations, item.tokens)
-        epoch.sampled_seq = item.seq
-        self._check_sampled(epoch, item.seq)
-
-    def _check_sampled(self, epoch: _Epoch, seq: int) -> None:
-        """Both are there: the tokens of the input, and the ranks' digests of what they sampled."""
-        if seq not in epoch.sampled:
+    def _keep_state(self, record: Record, step: Step) -> None:
+        """The state as the daemon and its ranks put it into a snapshot, where the step asks for one."""
+        if not (step.snapshot and self._decides):
             return
-        for record, said in epoch.said_sampled.pop(seq, []):
-            samples = said.stage == len(epoch.stages) - 1
-            if said.sampled != (epoch.sampled[seq] if samples else b""):
-                what = f"the digest of the tokens that stage {said.stage}, rank {said.rank} sampled"
-                ours = epoch.sampled[seq].hex() if samples else "empty: this stage does not sample"
-                raise Diverged(_diverged(record, what, describe(said.sampled), ours, said))
+        assert self.core is not None
+        core = self._factories.core_state(self.core)
+        groups, next_request = self.core.recoverable(), self.core.next_request
+        stages, reported_seq, sampled = self.ranks.states()
+        self._bodies[record.sequence] = encode_body(Body(core, stages, reported_seq, sampled, groups, next_request))
+        while len(self._bodies) > BODIES_KEPT:
+            del self._bodies[next(iter(self._bodies))]
 
     def _snapshotted(self, record: Record) -> None:
         said: Any = record.decode()
@@ -438,11 +351,11 @@ class Replay:
         body = self._bodies.pop(said.sequence, None)
         if body is None:
             got = f"record {said.sequence}"
-            raise Diverged(_diverged(record, "a snapshot of a moment at which none was asked for", got, "no such step"))
+            raise diverged(record, "a snapshot of a moment at which none was asked for", got, "no such step")
         ours = digest(body)
         if ours != said.digest:
             what = f"the state in the snapshot behind record {said.sequence}"
-            raise Diverged(_diverged(record, what, said.digest.hex(), ours.hex()))
+            raise diverged(record, what, said.digest.hex(), ours.hex())
         self.counts.snapshots += 1
         self.snapshot = (said, body)
 
@@ -457,62 +370,43 @@ class Replay:
             return
         state, gauges = self.core.state_digest(), self.core.gauges()
         if closed.state != state:
-            raise Diverged(_diverged(record, "the core's state digest at the end", closed.state.hex(), state.hex()))
+            raise diverged(record, "the core's state digest at the end", closed.state.hex(), state.hex())
         ours = {name: gauges.get(name, 0) for name in closed.totals}
         if closed.totals != ours:
-            raise Diverged(_diverged(record, "the totals at the end", str(closed.totals), str(ours)))
-
-
-def _diverged(
-    record: Record,
-    what: str,
-    recorded: str,
-    replayed: str,
-    left: msgspec.Struct | None = None,
-    right: msgspec.Struct | None = None,
-) -> Divergence:
-    """A Divergence at a record; with both structs also where they differ first."""
-    path, op, row = "", -1, -1
-    difference = first_difference(left, right) if left is not None and right is not None else None
-    if difference is not None:
-        path = f"{difference.path}: recorded {difference.recorded}, replayed {difference.replayed}"
-        found = difference.op()
-        op = -1 if found is None else found
-        row = _row(left, difference.path)
-    step = left if isinstance(left, Step | Digested | Reported) else None
-    return Divergence(
-        record.sequence,
-        record.file,
-        record.offset,
-        what,
-        recorded,
-        replayed,
-        path,
-        step.epoch if step else 0,
-        step.seq if step else 0,
-        op,
-        getattr(left, "request", 0),
-        row,
-    )
-
-
-def _row(recorded: msgspec.Struct | None, path: str) -> int:
-    """Row number of the forward's entry that a path leads to, or -1."""
-    per_row = ("forward.generations[", "forward.starts[", "forward.counts[", "forward.flags[")
-    if not isinstance(recorded, Step) or recorded.forward is None or not path.startswith(per_row):
-        return -1
-    at = 4 * int(path[path.index("[") + 1 : -1])
-    return int.from_bytes(recorded.forward.rows[at : at + 4], "little")
+            raise diverged(record, "the totals at the end", str(closed.totals), str(ours))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check found: `divergence` None means that everything was reproduced."""
+    """What a check found: `divergence` None means that everything was reproduced, as far as it could be read.
+
+    `damage`: the journal cannot be read on behind what was replayed. `overview`: where the ranks were then.
+    """
 
     counts: Counts
     notes: list[str]
     divergence: Divergence | None
     replay: Replay
+    overview: Overview
+    damage: JournalDamaged | None = None
+
+
+def started(factories: Factories, start: tuple[Header, Body] | None) -> tuple[Ranks, Core | None]:
+    """The ranks' half at its beginning, and the core that goes with it: behind a snapshot, or before the first life."""
+    ranks = Ranks(factories)
+    if start is None:
+        return ranks, None
+    header, body = start
+    resumed = factories.resume(body)
+    holders = Holders(resumed.geometry, resumed.config.max_running_requests)
+    for one in resumed.core.view()["requests"]:
+        if one["row"] >= 0:
+            holders.enter(one["request"], one["row"], one["generation"], resumed.stages[0].table(one["row"]))
+    epoch = Epoch(header.epoch, resumed.mirror, resumed.stages, holders, resumed.facts.vocab_size)
+    epoch.seq = epoch.since = header.seq
+    epoch.sampled_seq, epoch.sampled[body.reported_seq] = body.reported_seq, body.sampled
+    ranks.begin_at(epoch, resumed.config)
+    return ranks, resumed.core
 
 
 def check(
@@ -521,25 +415,38 @@ def check(
     until: int | None = None,
     progress: Callable[[Record], None] | None = None,
     start: tuple[Header, Body] | None = None,
+    elsewhere: Callable[[Ranks], RanksHalf] | None = None,
 ) -> Verdict:
     """Replay a journal, or its records up to sequence `until`; stops at the first divergence.
 
-    With `start` replay begins behind that snapshot, and records that it covers are passed over.
+    With `start` replay begins behind that snapshot, and records that it covers are passed over. `elsewhere` may put the
+    ranks' half into another process. What cannot be read any more is `damage`, behind what was replayed.
     """
-    replay, behind = Replay(factories), 0
-    if start is not None:
-        replay.begin_at(*start)
+    ranks, core = started(factories, start)
+    replay, behind = Replay(factories, ranks if elsewhere is None else elsewhere(ranks)), 0
+    if start is not None and core is not None:
+        replay.begin_at(start[0], core)
         behind = start[0].sequence
+    divergence, damage = None, None
     try:
-        for record in journal:
-            if record.sequence <= behind:
-                continue
-            if until is not None and record.sequence > until:
-                break
-            replay.take(record)
-            if progress is not None:
-                progress(record)
-        replay.end()
-    except Diverged as diverged:
-        return Verdict(replay.counts, replay.notes, diverged.divergence, replay)
-    return Verdict(replay.counts, replay.notes, None, replay)
+        try:
+            for record in journal:
+                if record.sequence <= behind:
+                    continue
+                if until is not None and record.sequence > until:
+                    break
+                replay.take(record)
+                if progress is not None:
+                    progress(record)
+        except JournalDamaged as error:
+            damage = error
+        if damage is None:
+            replay.end()
+    except Diverged as found:
+        divergence = found.divergence
+    try:
+        replay.finish()
+    except Diverged as found:  # the ranks' half is never ahead of the core's
+        if divergence is None or found.divergence.sequence < divergence.sequence:
+            divergence = found.divergence
+    return Verdict(replay.counts, replay.notes, divergence, replay, replay.ranks.overview(), damage)

@@ -34,6 +34,7 @@ class Parted(NamedTuple):
 
     recorded: str
     replayed: str
+    request: int = 0
 
 
 class Succession:
@@ -67,7 +68,7 @@ class Succession:
             left, taken = ours.get(number), theirs.get(number)
             same = left is not None and taken is not None and _encoded(left) == _encoded(taken)
             if not same and (left is None or len(_encoded(left)) <= GROUP_BYTES_MAX):
-                return Parted(_in_words(number, taken), _in_words(number, left))
+                return Parted(_in_words(number, taken), _in_words(number, left), number)
         if item.next_request != next_request:
             return Parted(f"next free number {item.next_request}", f"next free number {next_request}")
         return None

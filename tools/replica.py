@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from allocator.columns import Int32s
 from allocator.geometry import Geometry
 from allocator.logical.mirror import LogicalMirror
 from allocator.physical.chain import PhysicalChain
@@ -66,6 +67,11 @@ class StageReplica:
         """What each op of one of the newest steps led to, in words."""
         return next((trace for trace in self._traces.explain() if trace.seq == seq), None)
 
+    def table(self, row: int) -> Int32s:
+        """The owner pages in a row's table, int32."""
+        pages = self._rows.tables[row]
+        return pages[pages > 0]
+
     def counts(self) -> list[dict[str, Any]]:
         """Per band: name, and units live, hole, pending and beyond."""
         numbers = [int(count) for count in self._chain.band_counts()]
@@ -98,4 +104,4 @@ def resume(body: Body) -> Resumed:
     geometry = state.memory.geometry
     stages = [StageReplica(geometry, at, state.config, state.facts) for at in range(len(geometry.stages))]
     mirrors = [stage.resume(data) for stage, data in zip(stages, body.stages, strict=True)]
-    return Resumed(core, state.config, mirrors[0], list(stages))
+    return Resumed(core, state.config, mirrors[0], list(stages), geometry, state.facts)

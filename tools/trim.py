@@ -94,6 +94,8 @@ def _difference(storage: Storage, older: tuple[Header, bytes], newer: tuple[Head
     with ReadingProgress(storage, "replaying") as seen:
         begin = (start, decode_body(older[1]))
         verdict = check(walk.records(), factories(), goal.sequence, seen, begin)
+    if verdict.damage is not None:
+        raise verdict.damage
     found.steps = verdict.counts.steps
     if verdict.divergence is not None:
         return f"replay from {start.sequence} differs: {in_words(verdict.divergence)}"

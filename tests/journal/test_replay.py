@@ -174,10 +174,10 @@ def other_token(report: Reported) -> Reported:
 
 FALSE: list[tuple[str, Kind, int, Callable[[Any], msgspec.Struct | None], str]] = [
     ("decision changed", Kind.DECIDED, 3, with_fields(reason="other"), "DECIDED differs"),
-    ("decision missing", Kind.DECIDED, 3, lambda _: None, "DECIDED differs"),
+    ("decision missing", Kind.DECIDED, 3, lambda _: None, "DECIDED that input 13 led to was never written"),
     ("step changed", Kind.STEPPED, 8, other_start, "STEPPED differs"),
     ("op missing", Kind.STEPPED, 0, without_op, "STEPPED differs"),
-    ("step missing", Kind.STEPPED, 9, lambda _: None, "digest of a step"),
+    ("step missing", Kind.STEPPED, 9, lambda _: None, "was never written"),
     ("logical digest", Kind.DIGESTED, 8, lambda d: with_fields(logical=flipped(d.logical))(d), "the logical digest"),
     ("layout digest", Kind.DIGESTED, 8, lambda d: with_fields(layout=flipped(d.layout))(d), "the layout digest"),
     (

@@ -181,7 +181,7 @@ def test_without_its_beginning_and_without_a_snapshot_only_records_are_left() ->
 def test_a_disk_that_takes_no_snapshot_costs_only_the_snapshot() -> None:
     """Whatever operation fails, the journal goes on, a later snapshot succeeds, and no file is half there."""
     failed = 0
-    for operation in range(0, 60, 7):
+    for operation in range(0, 120, 7):
         disk, world = lived(30)
         written = world.keeper.written
         disk.fail_at = disk.operations + operation
@@ -250,7 +250,7 @@ def test_a_start_does_not_read_what_the_snapshot_covers() -> None:
     between = [name for number, name in segment_names(sorted(disk.files)).items() if number in (2, 3)]
     assert max(between) < segment_names(sorted(disk.files))[segment_behind(disk, newest)]
     for name in between:
-        disk.files[name].data[3000] ^= 1
+        disk.files[name].data[1000] ^= 1
     recovery = reopened(disk)
     assert recovery.groups == world.core.recoverable()
     assert recovery.notes == []
