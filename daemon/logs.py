@@ -74,7 +74,8 @@ class LineWriter:
         if lost > self._told:
             event["lines_dropped"] = lost - self._told
         try:
-            line, shown = self._rendered(self._json, dict(event)), self._rendered(self._stderr, event)
+            line = self._rendered(self._json, dict(event))
+            shown = line if self._stderr is self._json else self._rendered(self._stderr, event)
         except Exception:  # a value that cannot be rendered costs its own line, never the thread
             self._unwritten += 1
             return
@@ -126,6 +127,11 @@ def open_log(settings_format: str, level: str, file: Path | None, **ids: Any) ->
     """A bound structlog logger whose lines carry `ids`, and its writer, to be closed at the very end."""
     pretty = settings_format == "pretty" or (settings_format == "auto" and sys.stderr.isatty())
     writer = LineWriter(file, pretty)
+    return logger_of(writer, level, **ids), writer
+
+
+def logger_of(writer: LineWriter, level: str, **ids: Any) -> Any:
+    """A bound structlog logger whose lines carry `ids` and go to a writer."""
     log = structlog.wrap_logger(
         _Logger(writer),
         processors=[
@@ -136,7 +142,7 @@ def open_log(settings_format: str, level: str, file: Path | None, **ids: Any) ->
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
     )
-    return log.bind(**ids), writer
+    return log.bind(**ids)
 
 
 def _keep(logger: Any, method: str, event: Any) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +28,7 @@ from ipc.client_streams import OpenStreams
 from ipc.errors import DaemonLost
 from ipc.keys import ClientKeys
 from ipc.messages import Answer, Ask, Connect, Generate, Rejected, ToFrontEnd, Welcome
-from ipc.sockets import SocketOptions, connect_dealer
+from ipc.sockets import Socket, SocketOptions, connect_dealer
 
 DRAIN_MS = 500
 NOT_KNOWN = ("not_connected", "booting")  # the daemon has nothing against us, it only does not know us (any more)
@@ -61,6 +61,7 @@ class DaemonClient:
         log: Any = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         watches: bool = False,
+        connect: Callable[..., Socket] = connect_dealer,
     ) -> None:
         """`return_within_s`: how long open streams wait for a daemon that gives no sign of life; 0: not at all.
 
@@ -78,6 +79,7 @@ class DaemonClient:
         self._return_within_s = return_within_s
         self._log = log
         self._watches = watches
+        self._connect = connect
         self._connection: Connection | None = None
         self._changed = trio.Event()
         self._final = ""  # a reason why waiting is useless
@@ -208,7 +210,7 @@ class DaemonClient:
 
     async def _connect_once(self) -> float:
         """One socket from its handshake to its end; how long to pause before the next one."""
-        socket = connect_dealer(self.endpoint, CLIENT_SOCKET, self._keys, self._insecure, self._context)
+        socket = self._connect(self.endpoint, CLIENT_SOCKET, self._keys, self._insecure, self._context)
         socket.watch_disconnects()
         connection: Connection | None = None
         try:
