@@ -28,7 +28,7 @@ from journal.records import Kind
 from journal.storage import DiskStorage
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 class DaemonProcess:

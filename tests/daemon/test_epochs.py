@@ -109,6 +109,8 @@ async def test_memory_is_as_large_again_unless_it_does_not_fit(autojump_clock: t
     assert [value[1] for name, value in scripted.events if name == "run"] == [(), (1001,), (), (1003,)]
     assert scripted.names().count("ended") == 2, "an epoch that never began does not end"
 
+
+async def test_a_first_boot_that_fails_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
     """With nothing to lose it is not tried again; with requests of an earlier life, or remote ranks, it is."""
     bad = RankLost((0, 0), "failed", Exit.BOOT)
     with pytest.raises(LastLoss, match="failed") as caught:
@@ -163,6 +165,18 @@ async def test_a_first_epoch_that_cannot_work_is_a_failed_boot(autojump_clock: t
             assert caught.value.code == Exit.BOOT
         else:
             assert (await run_to_the_end(scripted)).number == tried
+
+
+async def test_no_epoch_follows_an_order_that_came_in_the_pause(autojump_clock: trio.testing.MockClock) -> None:
+    """Between two epochs it is looked once more: no rank is started, or told to come, only to end."""
+    scripted = Scripted([(True, LOST), (True, LOST)], live=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_to_the_end, scripted)
+        while "reaped" not in scripted.names():
+            await trio.sleep(0.01)
+        scripted.ending = "stop"
+    assert scripted.names().count("run") == 1
+    assert trio.current_time() < 2
 
 
 @pytest.mark.parametrize("ending", ["stop", "fault", "failed"])

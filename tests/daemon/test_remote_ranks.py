@@ -60,6 +60,15 @@ def placed(endpoint: str, keys: Path, output: Path, meet: bool = True) -> Iterat
             process.wait()
 
 
+async def codes_of(ranks: list[subprocess.Popen[bytes]]) -> list[int]:
+    """The exit code of each, once all have ended."""
+    codes = []
+    with trio.fail_after(PATIENCE_S):
+        for rank in ranks:
+            codes.append(await trio.to_thread.run_sync(rank.wait, abandon_on_cancel=True))
+    return codes
+
+
 async def test_a_first_boot_without_its_ranks_names_them_at_the_door(tmp_path: Path) -> None:
     """Nobody was welcomed yet, so that nobody can ask: the answer to who knocks says which ranks have not joined."""
     run_dir = tmp_path / "run"
@@ -101,7 +110,7 @@ async def test_ranks_placed_elsewhere_come_back_after_a_loss(tmp_path: Path) -> 
                 assert (await health(client))["ready"]
                 daemon.send(signal.SIGTERM)
                 assert await daemon.code() == Exit.CLEAN
-                codes = [await trio.to_thread.run_sync(rank.wait) for rank in ranks]
+                codes = await codes_of(ranks)
     assert codes == [0, 0]
     assert all(one.said == alone.said for one in told)
     assert len(daemon.lines("EpochBegan")) == 2
@@ -135,7 +144,7 @@ async def test_ranks_placed_elsewhere_join_the_next_life(tmp_path: Path, number:
             outcomes = await under_load(client, 3, 200, act)
             lives[0].send(signal.SIGTERM)
             assert await lives[0].code() == Exit.CLEAN
-            codes = [await trio.to_thread.run_sync(rank.wait) for rank in ranks]
+            codes = await codes_of(ranks)
     assert codes == [0, 0]
     assert {(outcome.end, outcome.tokens) for outcome in outcomes} == {("length", 200)}
     assert len(daemon.lines("EpochBegan")) == 2
@@ -157,7 +166,28 @@ async def test_ranks_between_two_epochs_end_with_the_daemon(tmp_path: Path) -> N
                     await trio.sleep(0.02)
                 daemon.send(signal.SIGTERM)
                 assert await daemon.code() == Exit.CLEAN
-                assert [await trio.to_thread.run_sync(rank.wait) for rank in ranks] == [0, 0]
+                assert await codes_of(ranks) == [0, 0]
+
+
+async def test_ranks_are_told_of_an_end_that_is_hurried_too(tmp_path: Path) -> None:
+    """SIGTERM three times: nobody waits for what runs, but every rank hears that no other life follows."""
+    endpoint, keys, run_dir = f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys", tmp_path / "run"
+    make_keys(keys, ["rank", "frontend"])
+    flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", endpoint, "--keys", str(keys)]
+    own = load_client_keys(keys, "frontend")
+    with placed(endpoint, keys, tmp_path / "ranks.out") as ranks:
+        async with running(run_dir, *flags, delay_us=2000, environ=TOKEN, keys=own) as (daemon, client):
+
+            async def act() -> None:
+                for _ in range(3):
+                    before = len(daemon.lines("Signal"))
+                    daemon.send(signal.SIGTERM)
+                    while len(daemon.lines("Signal")) == before and daemon.alive():
+                        await trio.sleep(0.001)
+                assert await daemon.code() == Exit.CLEAN
+
+            await under_load(client, 2, 5_000, act)
+            assert await codes_of(ranks) == [0, 0]
 
 
 async def test_ranks_that_are_not_told_where_to_meet_say_so_at_once(tmp_path: Path) -> None:
@@ -170,7 +200,7 @@ async def test_ranks_that_are_not_told_where_to_meet_say_so_at_once(tmp_path: Pa
         try:
             with trio.fail_after(PATIENCE_S):
                 assert await daemon.code() == Exit.BOOT
-                codes = [await trio.to_thread.run_sync(rank.wait) for rank in ranks]
+                codes = await codes_of(ranks)
         finally:
             daemon.kill()
     assert 2 in codes
