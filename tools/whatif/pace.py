@@ -1,0 +1,169 @@
+"""Pace: how long the ranks of a recorded run took for a forward, fitted to the times in its own reports.
+
+Owns the samples and the fit. Must never read a clock. A forward takes from its start to its report; it starts when the
+report before it came, or, where none was in flight, `start_ns` behind its tick: the way to the ranks and back. What no
+forward explains (a paused machine, a debugger) is left out and counted. Memory is bounded: of very many forwards every
+second, fourth, ... is kept.
+
+    forward = fixed + prompt tokens * prompt_token + decoding rows * decoding_row + 1,000 positions read * context
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.columns import i32
+from ipc.messages import EXPLICIT, Forward
+
+KEPT_MAX = 200_000
+OUTLIER_SIGMAS = 5.0
+PAUSE_TIMES = 20.0  # a forward that took so many times what is predicted was none
+SIGMA_OF_MAD = 1.4826
+LEAST_TIMES = 0.05  # what counts as noise at least, of the median forward
+FEATURES = 4
+
+Floats = NDArray[np.float64]
+
+
+class Work(NamedTuple):
+    """What a forward computes: tokens of prompts, rows that decode, and thousands of positions that they read."""
+
+    prompt_tokens: int
+    decoding_rows: int
+    context_k: float
+
+
+def work_of(forward: Forward) -> Work:
+    """The work of one step's forward."""
+    explicit = (np.frombuffer(forward.flags, np.uint8) & EXPLICIT) != 0
+    counts, starts = i32(forward.counts), i32(forward.starts)
+    return Work(
+        int(counts[explicit].sum()),
+        int(np.count_nonzero(~explicit)),
+        float((starts + counts).sum(dtype=np.int64)) / 1e3,
+    )
+
+
+class Pace(NamedTuple):
+    """Nanoseconds. `turn_ns` is from what lets a step be formed to its tick, `start_ns` from a tick to a forward that
+    finds the ranks idle; `error` the mean deviation of the fitted forwards, as a part of their mean; `pauses` how many
+    were left out, which took `paused_ns`."""
+
+    fixed_ns: float
+    prompt_token_ns: float
+    decoding_row_ns: float
+    context_ns: float
+    start_ns: int = 0
+    turn_ns: int = 0
+    forwards: int = 0
+    error: float = 0.0
+    pauses: int = 0
+    paused_ns: int = 0
+
+    def forward_ns(self, work: Work) -> int:
+        """What one forward takes."""
+        return round(
+            self.fixed_ns
+            + work.prompt_tokens * self.prompt_token_ns
+            + work.decoding_rows * self.decoding_row_ns
+            + work.context_k * self.context_ns
+        )
+
+
+class Samples:
+    """Forwards with their times, taken as a journal is read."""
+
+    def __init__(self) -> None:
+        self._rows = array("d")  # prompt tokens, decoding rows, context, tick, report before, report
+        self._turns = array("d")
+        self._every = 1
+        self._seen = 0
+        self.forwards = 0
+
+    def add(self, work: Work, tick_ns: int, before_ns: int, reported_ns: int) -> None:
+        """A forward of the tick at `tick_ns`; the report before it came at `before_ns`."""
+        self.forwards += 1
+        if self._skips():
+            return
+        # Times relative to the tick, so that a float holds them.
+        self._rows.extend((*work, 0.0, float(before_ns - tick_ns), float(reported_ns - tick_ns)))
+        if len(self._rows) > KEPT_MAX * 6:
+            table = np.frombuffer(self._rows).reshape(-1, 6)[::2].copy()
+            self._rows = array("d", table.ravel().tolist())
+            self._every *= 2
+
+    def turned(self, took_ns: int) -> None:
+        """A tick came so long after it could."""
+        if len(self._turns) < KEPT_MAX:
+            self._turns.append(float(took_ns))
+
+    def fit(self) -> Pace:
+        """The pace of all forwards; ValueError where there is none."""
+        if not self._rows:
+            raise ValueError("no forward was reported")
+        table = np.frombuffer(self._rows).reshape(-1, 6)
+        features = np.column_stack([np.ones(len(table)), table[:, :3]])
+        idle = table[:, 4] <= table[:, 3]
+        began = np.where(idle, 0.0, table[:, 4])
+        start, weights, took = 0.0, np.zeros(FEATURES), table[:, 5] - began
+        for _ in range(4):
+            took = table[:, 5] - np.maximum(began, start)
+            weights, sound = _robust(features, took)
+            behind = table[:, 5] - features @ weights
+            if idle.all() or not (idle & sound).any():
+                break
+            start = max(0.0, float(np.median(behind[idle])))
+        predicted = features @ weights
+        paused = took > PAUSE_TIMES * np.maximum(predicted, np.median(took))
+        # Means count: what is slow now and then is slow in the prediction too, a little each time.
+        scale = took[~paused].sum() / max(predicted[~paused].sum(), 1.0)
+        weights, predicted = weights * scale, predicted * scale
+        off = np.abs(took - predicted)[~paused].mean() / max(took[~paused].mean(), 1.0)
+        turn = int(np.median(np.frombuffer(self._turns))) if self._turns else 0
+        return Pace(
+            *(float(weight) for weight in weights),
+            start_ns=round(start),
+            turn_ns=max(turn, 0),
+            forwards=self.forwards,
+            error=float(off),
+            pauses=int(np.count_nonzero(paused)) * self._every,
+            paused_ns=int(took[paused].sum()) * self._every,
+        )
+
+    def _skips(self) -> bool:
+        self._seen += 1
+        return self._seen % self._every != 0
+
+
+def _robust(features: Floats, took: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Weights that are not negative, and which samples they were fitted to: not those far off from all the others."""
+    sound = np.ones(len(took), bool)
+    weights = np.zeros(FEATURES)
+    for _ in range(5):
+        weights = _least_squares(features[sound], took[sound])
+        off = took - features @ weights
+        middle = np.median(off[sound])
+        sigma = max(SIGMA_OF_MAD * float(np.median(np.abs(off[sound] - middle))), LEAST_TIMES * float(np.median(took)))
+        kept = np.abs(off - middle) <= OUTLIER_SIGMAS * sigma
+        if not kept.any() or (kept == sound).all():
+            break
+        sound = kept
+    return weights, sound
+
+
+def _least_squares(features: Floats, took: Floats) -> Floats:
+    """Least squares without negative weights: of what comes out negative, the most negative is left out and 0."""
+    chosen = [at for at in range(FEATURES) if np.any(features[:, at])]
+    weights = np.zeros(FEATURES)
+    while chosen:
+        scale = np.abs(features[:, chosen]).max(axis=0)
+        found = np.linalg.lstsq(features[:, chosen] / scale, took, rcond=None)[0] / scale
+        if (found >= 0).all():
+            weights[chosen] = found
+            break
+        del chosen[int(np.argmin(found * scale))]
+    return weights
