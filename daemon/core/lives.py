@@ -60,8 +60,9 @@ def _choice(core: CoreState, group: Group, choice: int) -> RecoveredChoice:
     if request is None:
         return RecoveredChoice(group.outputs[choice], group.ended[choice], group.logprobs.get(choice, []))
     losses, furthest_tokens = suspects.standing(core, request)
+    tokens = core.output_of(request)
     return RecoveredChoice(
-        tokens=core.output_of(request),
+        tokens=tokens,
         logprobs=request.logprobs,
         prompt_logprobs_next=request.prompt_logprobs_next,
         retractions=request.retractions,
@@ -71,6 +72,7 @@ def _choice(core: CoreState, group: Group, choice: int) -> RecoveredChoice:
         hit_cut=request.hit_cut,
         losses=losses,
         furthest_tokens=furthest_tokens,
+        confirmed=len(tokens) // 8 if request.confirmed < 0 else request.confirmed,
     )
 
 
@@ -103,7 +105,8 @@ def _take_over(core: CoreState, left: RecoveredGroup, now_ns: int, out: Outputs)
 def _go_on(core: CoreState, request: Request, was: RecoveredChoice, now_ns: int, out: Outputs) -> None:
     """One choice waits as it would have after a retraction."""
     request.kept, request.output_tokens = [was.tokens] if was.tokens else [], len(was.tokens) // 8
-    request.confirmed = request.output_tokens
+    sure = request.output_tokens if was.confirmed < 0 else was.confirmed
+    request.confirmed = min(sure, request.output_tokens)  # output may have been left out
     request.prompt_logprobs, request.output_logprobs = _logprobs(request.group, request.choice, was)
     request.prompt_logprobs_next = was.prompt_logprobs_next
     request.retractions, request.started = was.retractions, was.started

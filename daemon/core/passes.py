@@ -4,7 +4,7 @@ Owns `CoreState.skipped`, made anew by every pass, and the verdict `waits`, told
 be read by anything that decides. Invariant: what a pass looked at and left in the queue is in `skipped`, in the order
 of the queue; the others stand behind it, or came later.
 
-The journal holds the verdicts alone; replaying it gives the notes of every pass (`bandmaster replay why`).
+The journal holds the verdicts alone; replaying it gives the notes of every pass (`bandmaster why`).
 """
 
 from __future__ import annotations

@@ -124,15 +124,19 @@ class Group:
     logprobs: dict[int, list[RequestLogprobs]] = field(default_factory=dict)
 
 
+CAME_BACK = -1  # confirmed: in this life its client said what it holds
+NEW = -2  # confirmed: accepted in this life; a client that sends it anew may hold anything, as `Resumed` then says
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One accepted choice. Counts in tokens.
 
     `ceiling` are the most units it can ever hold per band, `steady` the most while no chunk of it is prefilled.
 
-    `confirmed` is how much of its output no client can hold otherwise: what an earlier life said by the journal; all of
-    it (-1) once its client came back in this life. `prompt_logprobs` were delivered; `output_logprobs` has one entry
-    per output token.
+    `confirmed` is how much of its output no client can hold otherwise: what was sure when an earlier life ended, for as
+    long as its client has not come back, else one of `NEW` and `CAME_BACK`. `prompt_logprobs` were delivered;
+    `output_logprobs` has one entry per output token.
 
     `kept` are output tokens committed before the last whole tail of its row (int64 columns, oldest first); `sequence`
     is prompt plus kept output while it is prefilled, else None. `output_tokens` is exact only while it has no row.
@@ -172,7 +176,7 @@ class Request:
     prompt_logprobs_next: int = 1  # first prompt position whose log probability was not delivered yet
     prompt_logprobs: list[RequestLogprobs] = field(default_factory=list)
     output_logprobs: list[RequestLogprobs] = field(default_factory=list)
-    confirmed: int = 0
+    confirmed: int = NEW
     last_wait: str = ""
     losses: int = 0  # epochs in a row that died while it had a row and got no further than before
     furthest_tokens: int = 0  # how far it ever got: the last position that a report showed computed or sampled, plus 1
@@ -187,6 +191,11 @@ class Request:
     def logprobs(self) -> list[RequestLogprobs]:
         """What was delivered of the prompt, then one entry per output token; the caller's own list."""
         return [*self.prompt_logprobs, *self.output_logprobs]
+
+    @property
+    def sure_tokens(self) -> int:
+        """Output tokens that its client, should it come back, cannot hold otherwise; -1: nor anything behind them."""
+        return 0 if self.confirmed == NEW else self.confirmed
 
     def advance(self, tokens: int, epoch: int) -> None:
         """A report of this epoch shows that it got so far."""

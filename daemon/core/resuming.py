@@ -7,8 +7,8 @@ twice or miss one: the reply begins right behind what the client holds, and what
                        more, or others behind `confirmed` -> that is the output: a client has seen it; goes on there
                        anything else                      -> reason fault
 
-Output up to `confirmed` is what an earlier life said as the journal has it; behind that a machine may have lost what
-clients were told. Nothing can be lost any more once a client came back in this life.
+Output up to `confirmed` was said before a machine may have lost what clients were told behind it. It stays there over
+any number of lives, however far they compute, until the client comes back; nothing can be lost any more then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from daemon.core.endings import end, replace_end
 from daemon.core.inputs import Resumed
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import EndReason, RefusalCode, Verdict
-from daemon.core.requests import Group, Request
+from daemon.core.requests import CAME_BACK, Group, Request
 from daemon.core.requeue import requeue
 from daemon.core.state import CoreState
 from ipc.messages import Continued, Logprobs, Refused, RequestLogprobs
@@ -48,10 +48,10 @@ def resumed(core: CoreState, item: Resumed, out: Outputs) -> None:
     agreed = _agreed(held, ours)
     if agreed == len(held):
         if request is not None:
-            request.confirmed = -1
+            request.confirmed = CAME_BACK
     elif request is None:
         _conflict_behind_the_end(core, group, item.choice, held, agreed)
-    elif 0 <= request.confirmed <= agreed and _can_be(core, request, held):
+    elif 0 <= request.sure_tokens <= agreed and _can_be(core, request, held):
         _adopt(core, request, held, len(ours), item.now_ns, out)
     else:
         end(core, request, EndReason.FAULT, _conflict(held, ours, agreed), item.now_ns, out)
@@ -133,10 +133,10 @@ def _adopt(core: CoreState, request: Request, held: Int64s, had: int, now_ns: in
     if len(held):  # that is nobody's progress here
         request.furthest_tokens = max(request.furthest_tokens, request.sequence_tokens)
     if request.group.sampling.logprobs >= 0:
-        known = request.output_logprobs[: request.confirmed]
+        known = request.output_logprobs[: request.sure_tokens]
         request.output_logprobs = known + unknown(request.number, len(held) - len(known))
-    numbers = {"held_tokens": len(held), "output_tokens": had, "confirmed_tokens": request.confirmed}
-    request.confirmed = -1
+    numbers = {"held_tokens": len(held), "output_tokens": had, "confirmed_tokens": request.sure_tokens}
+    request.confirmed = CAME_BACK
     out.decisions.append(Decided(now_ns, Verdict.RESUMED, request.number, "adopted", numbers))
 
 

@@ -152,6 +152,59 @@ def test_output_that_the_journal_has_cannot_be_another_one() -> None:
     assert "only the first 1 agree" in world.finished("decodes").detail
 
 
+def lives_that_go_on_alone(deaths: int) -> tuple[World, int, list[int]]:
+    """A machine lost the end of a life; the next ones compute on and die, nobody came back. What is sure, and held."""
+    world = busy()
+    for _ in range(4):
+        world.tick()
+        world.report()
+    held = list(world.output("decodes"))
+    world.restart(lost_inputs=8)
+    sure = len(world.clients["fe", "decodes"].told[0])
+    assert sure < len(held) - 1
+    for _ in range(deaths - 1):
+        world.begin()
+        drive(world, lambda: len(world.clients["fe", "decodes"].told[0]) > len(held))
+        world.restart()
+    return world, sure, held
+
+
+@pytest.mark.parametrize("deaths", [1, 2, 3])
+def test_what_the_machine_lost_is_the_clients_over_any_number_of_lives(deaths: int) -> None:
+    """Tokens that later lives computed in their place, unheard, are no conflict with those that the client holds."""
+    world, sure, held = lives_that_go_on_alone(deaths)
+    held[sure:] = [(token + 1) % 97 for token in held[sure:]]  # the arithmetic of another batch
+    out = world.feed(inputs.Resumed(world.now_ns, "fe", "decodes", 0, pack_i64(held)))
+    assert [(one.verdict, one.reason) for one in out.decisions] == [("resumed", "adopted")]
+    assert (out.decisions[0].numbers["held_tokens"], out.decisions[0].numbers["confirmed_tokens"]) == (len(held), sure)
+    world.restart()
+    out = world.feed(inputs.Resumed(world.now_ns, "fe", "decodes", 0, pack_i64([*held[:-1], held[-1] + 1])))
+    assert "agree; one of them is wrong" in world.finished("decodes").detail, "once it was heard it is sure"
+
+
+@pytest.mark.parametrize("deaths", [1, 2, 3])
+def test_what_was_sure_stays_sure(deaths: int) -> None:
+    """Other tokens before the place where the machine lost some are a conflict, however many lives ago that was."""
+    world, sure, held = lives_that_go_on_alone(deaths)
+    held[sure - 1] = (held[sure - 1] + 1) % 97
+    world.feed(inputs.Resumed(world.now_ns, "fe", "decodes", 0, pack_i64(held)))
+    assert world.finished("decodes").reason == "fault"
+    assert f"only the first {sure - 1} agree" in world.finished("decodes").detail
+
+
+def test_a_client_that_came_back_makes_sure_what_that_life_said() -> None:
+    """What it was told then is what it holds: nothing of it can be another one in the life that follows."""
+    world, sure, held = lives_that_go_on_alone(2)
+    world.resume("decodes")
+    world.begin()
+    drive(world, lambda: len(world.output("decodes")) > len(held) + 2)
+    world.restart()
+    assert len(world.output("decodes")) > sure
+    other = [*world.output("decodes")[:-1], 96]
+    world.feed(inputs.Resumed(world.now_ns, "fe", "decodes", 0, pack_i64(other)))
+    assert world.finished("decodes").reason == "fault"
+
+
 def test_what_a_life_leaves_comes_first_and_in_order() -> None:
     """Behind anything else, twice, with numbers that overlap, or a next number that is taken: the shell is wrong."""
     groups = busy().core.recoverable()
