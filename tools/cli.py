@@ -31,7 +31,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "replay": Command(
         "tools.replay",
-        "feed a journal to a fresh core: check every step, stop at a record, or say why a request waited",
+        "feed a journal to a fresh core: check every step, or stop at a record",
+    ),
+    "why": Command(
+        "tools.why.command", "the life of a request from a journal, in sentences; which requests are worth asking for"
     ),
     "export": Command("tools.export.command", "a journal as JSON Lines"),
     "verify": Command("tools.verify", "read a journal's checksums and links"),

@@ -52,9 +52,6 @@ def test_concurrencies_must_be_positive(text: str) -> None:
         (bench_idle.main, ["--seconds", "-1"], "--seconds -1"),
         (replay.main, ["until", "0", "nowhere"], "'0' is no record"),
         (replay.main, ["until", "-5", "nowhere"], "'-5' is no record"),
-        (replay.main, ["why", "nowhere", "--request", "abc"], "'abc' is no request; they are numbered from 1"),
-        (replay.main, ["why", "nowhere", "--request", "-1"], "'-1' is no request; they are numbered from 1"),
-        (replay.main, ["why", "nowhere", "--request", "9" * 5000], "is no request; they are numbered from 1"),
         (worlds.main, ["--seeds", "-5:1"], "--seeds -5:1: give A:B, whole numbers from 0"),
     ],
 )

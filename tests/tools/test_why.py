@@ -1,10 +1,11 @@
-"""`replay why`: a request's life from a journal, each pass that skipped it and each decision about it, as sentences."""
+"""`bandmaster why`: a request's life from a journal, told by one command, whatever state the journal is in."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,85 +14,57 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.capacity import FROZEN, ID_SPACE
-from daemon.core import inputs
-from daemon.core.limits import CoreConfig
-from daemon.core.outputs import Decided, Outputs
-from daemon.core.reasons import EndReason, Verdict
-from journal.opening import open_journal
-from journal.reader import read_records
-from journal.records import DECISION_VERSION, SCHEMA_VERSION, Kind, Opened, encode
+from daemon.core.outputs import Decided
+from daemon.core.reasons import Verdict
+from journal.records import DECISION_VERSION, Kind, encode
+from journal.snapshots import decode_body, load, snapshot_names
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings
-from tests.core.scenes import drive, parked_and_shrunk, stage
-from tests.core.world import World
-from tests.journal.helpers import ID
+from tests.core.scenes import drive, stage
 from tests.journal.world import World as JournalWorld
 from tests.tidy.source import ROOT
-from tools import replay
-from tools.why.story import Asked, Passed, Told, follow
-from tools.why.words import SENTENCES, WAITS, sentence, short, waiting
+from tests.tools import why_scenes as scenes
+from tools import trim
+from tools.why import command
+from tools.why.show import lines
+from tools.why.story import Asked, Passed, Story, Told, follow
+from tools.why.summary import times_of
 
-BANDS = [["state", "window:20", "full"]]
-
-
-class Journaled:
-    """A world's life written to a journal as an engine writes it: what it was fed so far, and all from now on."""
-
-    def __init__(self, world: World, directory: Path, version: int = DECISION_VERSION) -> None:
-        self.seen: list[dict[str, Any]] = []  # of every pass, what each request waited for, by its number
-        self._writer, _ = open_journal(DiskStorage(directory / "journal"), JournalSettings(), ID)
-        self._writer.append(Opened(0, "life", SCHEMA_VERSION, version, world.config, {}, {}))
-        assert len(world.inputs) == 1, "a journal begins with its world"
-        self._writer.append(world.inputs[0])
-        world.watchers.append(self._append)
-        self._passes = 0
-
-    def _append(self, world: World, item: inputs.Input, out: Outputs) -> None:
-        self._writer.append(item)
-        self._writer.append_all(out.decisions)
-        if out.step is not None:
-            self._writer.append_encoded(Kind.STEPPED, encode(out.step))
-        if world.core.passes > self._passes:
-            self._passes = world.core.passes
-            over = {number: world.core.passed_over(number) for number in sorted(world.core._state.requests)}
-            self.seen.append({number: (one.number, one.reason) for number, one in over.items() if one is not None})
-
-    def close(self) -> None:
-        """Everything is on disk; the life is cut here."""
-        self._writer.flush()
-        self._writer.close()
+SMALL = JournalSettings(segment_bytes=16 << 10)
+SNAPSHOT_ITERATIONS = 400
 
 
-def scene(directory: Path) -> tuple[World, Journaled]:
-    """Three requests on two rows and few pages: they wait, one is retracted, all end; a fourth is refused."""
-    config = CoreConfig(page_size=1, max_running_requests=2, max_batched_tokens=64, chunked_prefill_size=64)
-    world = World(config, pages=20, caching=False)
-    journal = Journaled(world, directory)
-    for k in range(3):
-        world.send(f"r{k}", 6 + k, 8)
-    world.send("never", 60, 8)
-    world.run()
-    world.check_rest()
-    return world, journal
+@pytest.fixture(scope="module")
+def few_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[scenes.World, scenes.Journaled, Path]:
+    """The scene of few places on disk."""
+    world, journal = scenes.few_rows()
+    return world, journal, journal.write(tmp_path_factory.mktemp("few_rows"))
 
 
-def why(directory: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+Scene = tuple[scenes.World, scenes.Journaled, Path]
+
+
+def why(capsys: pytest.CaptureFixture[str], directory: Path, *arguments: str) -> tuple[int, str, str]:
     """Exit code, output and errors of the command."""
-    code = replay.main(["why", str(directory), *arguments])
+    code = command.main([*(one for one in arguments if one), str(directory)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
+def one_story(journal: scenes.Journaled, number: int) -> Story:
+    """The story of one request."""
+    (story,) = follow(journal.records, Asked(request=number)).stories
+    return story
+
+
 def test_M1_one_command_tells_each_pass_that_skipped_a_request_and_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    few_rows: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the core said after each pass while it ran is what the command tells from the journal, pass for pass."""
-    world, journal = scene(tmp_path)
-    journal.close()
+    world, journal, directory = few_rows
     waited = 0
     for number in (1, 2, 3):
-        code, out, _ = why(tmp_path, capsys, "--request", str(number), "--json")
+        code, out, _ = why(capsys, directory, str(number), "--json")
         assert code == 0
         (told,) = json.loads(out)["requests"]
         passes = [(event["pass"], event["reason"]) for event in told["events"] if "pass" in event]
@@ -102,114 +75,101 @@ def test_M1_one_command_tells_each_pass_that_skipped_a_request_and_why(
     assert world.verdicts("retracted")
 
 
-def test_every_decision_about_the_request_is_told_in_order(tmp_path: Path) -> None:
-    """All recorded decisions of the request, and those that were made for it, in the journal's order."""
-    world, journal = scene(tmp_path)
-    journal.close()
-    for number in (1, 2, 3):
-        follower = follow(read_records(DiskStorage(tmp_path / "journal")), Asked(request=number))
-        (story,) = follower.stories
-        assert not follower.notes
+@pytest.mark.parametrize("name", scenes.SCENES)
+def test_every_decision_about_a_request_is_told_and_its_time_adds_up(name: str) -> None:
+    """All recorded decisions of it and those made for it, in order; the parts of its time are the whole."""
+    world, journal = scenes.SCENES[name]()
+    follower = follow(journal.records, [Asked(request=number) for number in scenes.numbers(journal)])
+    assert not follower.notes
+    assert [story.request for story in follower.stories] == list(scenes.numbers(journal))
+    for story in follower.stories:
+        number = story.request
         told = [event.decided for event in story.events if isinstance(event, Told)]
         about = [one for one in world.decisions if one.request == number]
-        assert [one for one in told if one.request == number] == about
+        group = story.choice and [told[0]]
+        assert [one for one in told if one.request == number] == about or told == [*(group or []), *about]
         assert told[-1].verdict == Verdict.ENDED
-        others = [one for one in world.decisions if one.request != number and one.by == number]
-        assert [one for one in told if one.request not in (0, number)] == [one for one in others if one.request]
+        others = [one for one in world.decisions if one.request not in (0, number) and one.by == number]
+        assert [one for one in told[1:] if one.request not in (0, number)] == others
         for kind in (Told, Passed):
             sequences = [event.sequence for event in story.events if isinstance(event, kind)]
             assert sequences == sorted(sequences)
+        times = times_of(story)
+        assert times.whole_ns == told[-1].now_ns - story.arrived.now_ns
+        assert times.whole_ns == times.parts.total()
+        assert times.parts["waiting"] == times.waited.total()
+        assert 0 < times.first_token_ns <= times.whole_ns or name == "aborted"
 
 
-def test_the_text_groups_passes_and_names_band_and_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines: who, accepted, waited so many passes for which reason, admitted, the end; one line a pass on demand."""
-    _, journal = scene(tmp_path)
-    journal.close()
-    code, out, _ = why(tmp_path, capsys, "--request", "3")
+def test_the_text_groups_passes_and_begins_with_a_summary(few_rows: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines: who, its life in a paragraph, then events; one line a pass on demand."""
+    _, journal, directory = few_rows
+    code, out, _ = why(capsys, directory, "3")
     assert code == 0
     shown = out.splitlines()
-    assert shown[0].startswith("request 3: id r2 of front end fe, 8 prompt tokens, output 8")
-    assert "accepted as request 3" in shown[1]
-    assert any("passes " in line and "all 2 rows are taken" in line for line in shown)
-    assert any("admitted to row" in line for line in shown)
-    assert "ended: length" in shown[-1]
-    _, long, _ = why(tmp_path, capsys, "--request", "3", "--every-pass")
+    assert shown[0].startswith("request 3: id r2 of front end fe, prompt of 8 tokens, output at most 8")
+    assert shown[1].startswith("  It took 24 ms from its arrival to its end: 16 ms waiting, ")
+    assert "6 ms for memory, 5 ms for its turn in the queue, 4 ms for a place in the batch" in shown[1]
+    assert "accepted as request 3" in shown[2]
+    assert any("2 of 2 are taken" in line and "(passed over 4 times in 3 ms)" in line for line in shown)
+    assert "ended (length)" in shown[-1]
+    _, long, _ = why(capsys, directory, "3", "--every-pass")
     assert len(long.splitlines()) > len(shown)
-    assert long.count(": waiting: ") + long.count(": retracted: ") == sum(3 in seen for seen in journal.seen)
+    assert long.count("  waits for ") == sum(3 in seen for seen in journal.seen)
 
 
-def test_a_retraction_says_for_whom_what_was_freed_and_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both sides have the line: the victim's story, and that of the request it was retracted for."""
-    world, journal = scene(tmp_path)
-    journal.close()
-    decided = world.verdicts("retracted")[0]
-    _, victim, _ = why(tmp_path, capsys, "--request", str(decided.request))
-    line = next(line for line in victim.splitlines() if "retracted" in line and "freed" in line)
-    pages = decided.numbers["pages"]
-    assert f"retracted for request {decided.by} (memory), time 1: {pages} page" in line
-    assert f"{decided.numbers['lost_tokens']} are lost" in line
-    assert "of band full short on stage 0" in line
-    _, other, _ = why(tmp_path, capsys, "--request", str(decided.by))
-    assert f"request {decided.request}: retracted for request {decided.by}" in other
+def test_a_terminal_gets_lines_of_its_width(few_rows: Scene) -> None:
+    """Nothing is lost where lines are broken, and what goes on is set in under its sentence."""
+    story = one_story(few_rows[1], 1)
+    whole, broken = "\n".join(lines(story)), "\n".join(lines(story, width=80))
+    assert max(map(len, broken.splitlines())) <= 80
+    assert whole.split() == broken.split()
 
 
-def test_a_refused_request_is_found_by_its_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It has no number; its story is the refusal with code and numbers. An accepted one is found by its id too."""
-    _, journal = scene(tmp_path)
-    journal.close()
-    code, out, _ = why(tmp_path, capsys, "--id", "never")
+def test_several_requests_by_number_and_by_id(few_rows: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is told once, in the journal's order; one that is missing is named, and what is there is told."""
+    _, _, directory = few_rows
+    code, out, _ = why(capsys, directory, "3", "r1", "2")
     assert code == 0
-    assert out.startswith("a request that was refused: id never of front end fe, 60 prompt tokens")
-    assert "refused: never_fits; n 1, limit " in out
-    assert why(tmp_path, capsys, "--id", "r1")[1] == why(tmp_path, capsys, "--request", "2")[1]
+    assert [line.split(":")[0] for line in out.splitlines() if line.startswith("request ")] == [
+        "request 2",
+        "request 3",
+    ]
+    code, out, err = why(capsys, directory, "1", "99", "nobody")
+    assert code == 2
+    assert out.startswith("request 1: ")
+    assert "the journal has no request 99; it numbers them 1 to 3" in err
+    assert "the journal has no request with the id 'nobody'" in err
 
 
-def test_parks_and_shrinks_of_a_chunk_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A long prompt that parked: its climbs of the ladder, the passes that left it out, and how it went on."""
-    world = parked_and_shrunk_from_the_start(tmp_path)
-    number = world.clients["fe", "long"].accepted.first_request
-    _, out, _ = why(tmp_path, capsys, "--request", str(number))
-    assert "relief for its chunk: reclaim > spill: no tier > shrink > park" in out
-    assert "parked (memory); " in out
-    assert "parked chunk: memory: " in out
-    assert "goes on with " in out
+def test_a_refused_request_is_found_by_its_id(few_rows: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no number; its story is the refusal with code and numbers. An accepted one is found by its id too."""
+    _, _, directory = few_rows
+    code, out, _ = why(capsys, directory, "never")
+    assert code == 0
+    assert out.startswith("a request that was refused: id never of front end fe, prompt of 60 tokens")
+    assert "It was refused when it came (never_fits)" in out
+    assert "refused (never_fits): it would not fit the memory even if it were alone there" in out
+    assert why(capsys, directory, "r1")[1] == why(capsys, directory, "2")[1]
 
 
-def parked_and_shrunk_from_the_start(directory: Path) -> World:
-    """The scene of `scenes.parked_and_shrunk`, journaled from its first input, run to rest."""
-    built = parked_and_shrunk()
-    world = World(built.config, pages=built.pages)
-    journal = Journaled(world, directory)
-    for item in built.inputs[1:]:
-        if isinstance(item, inputs.Arrived):
-            world.arrive(item.generate, item.frontend, item.seed)
-    world.run()
-    world.check_rest()
-    journal.close()
-    return world
-
-
-def test_a_request_that_still_lives_is_told_to_the_journals_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_request_that_still_lives_is_told_to_the_journals_end() -> None:
     """A journal that was cut: the story ends with the last pass and says that no end is there."""
-    config = CoreConfig(page_size=4, max_running_requests=1, max_batched_tokens=32)
-    world = World(config)
-    journal = Journaled(world, tmp_path)
+    world, journal = scenes.journaled(max_running_requests=1)
     world.send("runs", 5, 40)
     world.send("waits", 5, 4)
     drive(world, lambda: stage(world, "runs") == "running")
     world.tick()
-    journal.close()
-    _, out, _ = why(tmp_path, capsys, "--request", "2")
-    assert out.splitlines()[-1] == "  the journal ends here without its end: it still runs, or the daemon was cut off"
-    assert "all 1 row are taken" in out
+    shown = list(lines(one_story(journal, 2)))
+    assert shown[-1] == "  the journal ends here without its end: it still runs, or the daemon was cut off"
+    assert "The journal has no end of it" in shown[1]
+    assert "1 of 1 are taken" in shown[-2]
 
 
 def test_a_request_of_a_life_that_was_killed_goes_on_in_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The next life names what it took over; the story goes on over the border."""
+    """The next life names what it took over; the story goes on over the border, from the files of both."""
     first = JournalWorld(DiskStorage(tmp_path / "journal"), 2)
     for _ in range(40):
         first.iterate()
@@ -218,99 +178,176 @@ def test_a_request_of_a_life_that_was_killed_goes_on_in_the_next(
     second = JournalWorld(DiskStorage(tmp_path / "journal"), 3, "two")
     second.iterate()
     second.writer.close()
-    code, out, _ = why(tmp_path, capsys, "--request", str(number))
+    code, out, _ = why(capsys, tmp_path, str(number))
     assert code == 0
-    assert any("taken over from an earlier life with " in line for line in out.splitlines())
+    assert "the last that its process of the daemon wrote: it was killed or it crashed" in out
+    assert "taken over from the journal by a new process of the daemon: it has " in out
+    code, out, _ = why(capsys, tmp_path, "")
+    assert code == 0
+    assert "thrown back most often by lost ranks or restarts" in out
 
 
-def test_what_is_not_there_is_a_usage_error_that_says_what_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_end_that_was_not_written_any_more_is_told_by_the_next_life() -> None:
+    """The input that ended it is in the journal, its decision is not: what the next life took over says it."""
+    world, journal = scenes.lost_daemon()
+    at = next(at for at, one in enumerate(journal.records) if one.kind == Kind.RECOVERED)
+    ended = [one for one in journal.records[:at] if one.kind == Kind.DECIDED]
+    assert not [one for one in ended if _decided(one).verdict == "ended"]
+    world, journal = scenes.journaled()
+    world.send("a", 5, 3)
+    drive(world, lambda: stage(world, "a") == "ended")
+    cut = next(
+        at for at, one in enumerate(journal.records) if one.kind == Kind.DECIDED and _decided(one).verdict == "ended"
+    )
+    kept = journal.records[:cut]
+    world.restart()
+    later = journal.records[len(journal.records) - 2 :]
+    (story,) = follow([*kept, *later], Asked(request=1)).stories
+    assert story.ended
+    assert "ended (length: 3 output tokens) with 3 output tokens" in story.events[-1].text  # type: ignore[union-attr]
+
+
+def _decided(record: Any) -> Decided:
+    decoded = record.decode()
+    assert isinstance(decoded, Decided)
+    return decoded
+
+
+@pytest.fixture(scope="module")
+def trimmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[JournalWorld, Path, Path]:
+    """A long life, its journal as it was, and what trimming leaves of it."""
+    directory = tmp_path_factory.mktemp("trimmed")
+    world = JournalWorld(DiskStorage(directory / "whole"), 11, settings=SMALL, snapshot_bytes=30 << 10)
+    for _ in range(SNAPSHOT_ITERATIONS):
+        world.iterate()
+    world.writer.flush()
+    world.writer.close()
+    copied = directory / "left"
+    shutil.copytree(directory / "whole", copied)
+    assert trim.trim(DiskStorage(copied)).segments
+    return world, directory / "whole", copied
+
+
+def test_what_was_trimmed_is_said_and_the_rest_told(
+    trimmed: tuple[JournalWorld, Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A number or an id that the journal does not have: exit code 2, and the numbers that it has."""
-    _, journal = scene(tmp_path)
-    journal.close()
-    for arguments, named in ((("--request", "99"), "request 99"), (("--id", "x"), "request with the id 'x'")):
-        code, out, err = why(tmp_path, capsys, *arguments)
-        assert (code, out) == (2, "")
-        assert f"the journal has no {named}; it numbers them 1 to 3" in err
-    with pytest.raises(SystemExit):
-        replay.main(["why", str(tmp_path)])
+    """A journal that begins at a snapshot: who lived there is told of from there on, who ended before is not there."""
+    _, whole, left = trimmed
+    header, data = load(DiskStorage(left), next(iter(snapshot_names(DiskStorage(left).names()).values())))
+    lived = [group.accepted.first_request for group in decode_body(data).groups if group.choices[0].ended is None]
+    assert lived
+    code, out, _ = why(capsys, left, str(lived[0]), "--json")
+    (told,) = json.loads(out)["requests"]
+    assert (code, told["known_from"]) == (0, header.sequence)
+    _, out, _ = why(capsys, whole, str(lived[0]), "--json")
+    (all_of_it,) = json.loads(out)["requests"]
+    behind = [event for event in all_of_it["events"] if event["sequence"] > header.sequence]
+    assert [event["text"] for event in told["events"]] == [event["text"] for event in behind]
+    _, out, _ = why(capsys, left, str(lived[0]))
+    assert f"what happened to it up to record {header.sequence:,} was trimmed from the journal" in out
+    code, _, err = why(capsys, left, "1")
+    assert code == 2
+    assert "the journal has no request 1; it numbers them 1 to " in err
+    assert "what is older was trimmed" in err
+    assert why(capsys, left, "")[0] == 0
+
+
+def test_a_late_request_is_told_from_the_newest_snapshot_before_it(
+    trimmed: tuple[JournalWorld, Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came before is not replayed, and the story is the same but for whose pages were evicted."""
+    world, whole, _ = trimmed
+    storage = DiskStorage(whole)
+    _, data = load(storage, next(reversed(snapshot_names(storage.names()).values())))
+    late = next(number for number in range(decode_body(data).next_request, world.core.next_request))
+    start, _ = command._start(storage, [Asked(request=late)])
+    assert start is not None
+    quick = json.loads(why(capsys, whole, str(late), "--json")[1])["requests"]
+    monkeypatch.setattr(command, "snapshot_names", lambda names: {})
+    slow = json.loads(why(capsys, whole, str(late), "--json")[1])["requests"]
+    assert quick[0]["events"]
+    for story in (*quick, *slow):
+        for event in story["events"]:
+            event.pop("left_by", None)
+    assert quick == slow
+
+
+def test_what_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No journal, no directory, no number of a list: exit code 2 and what to do."""
+    assert command.main(["7", str(tmp_path)]) == 2
+    assert "no journal segments" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        command.main([])
+    for most in ("0", "-1", "x"):
+        with pytest.raises(SystemExit, match="2"):
+            command.main([str(tmp_path), "--most", most])
 
 
 def test_the_id_of_an_answer_finds_the_requests_of_its_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A front end puts the number of the prompt behind it; other ids that begin alike are others."""
-    world = World(CoreConfig(page_size=4))
-    journal = Journaled(world, tmp_path)
-    for id in ("cmpl-1f-0", "cmpl-1f-1", "cmpl-1f3-0", "cmpl-1f-x"):
+    """A front end puts the prompt's number behind it; other ids that begin alike are others; digits may be an id."""
+    world, journal = scenes.journaled()
+    for id in ("cmpl-1f-0", "cmpl-1f-1", "cmpl-1f3-0", "cmpl-1f-x", "12"):
         world.send(id, 5, 2)
-    world.run()
-    journal.close()
-    for asked, numbers in (("cmpl-1f", [1, 2]), ("cmpl-1f-1", [2]), ("cmpl-1f-x", [4]), ("cmpl-1f3", [3])):
-        code, out, _ = why(tmp_path, capsys, "--id", asked, "--json")
+    directory = scenes.run(world) and journal.write(tmp_path)
+    for asked, numbers in (("cmpl-1f", [1, 2]), ("cmpl-1f-1", [2]), ("cmpl-1f-x", [4]), ("cmpl-1f3", [3]), ("12", [5])):
+        code, out, _ = why(capsys, directory, asked, "--json")
         assert (code, [one["request"] for one in json.loads(out)["requests"]]) == (0, numbers)
-    code, _, err = why(tmp_path, capsys, "--id", "q3")
+    code, _, err = why(capsys, directory, "q3")
     assert code == 2
-    assert "--id takes an answer's id" in err
+    assert "An id is an answer's id" in err
     assert "the log line HttpRequest has the answer's id beside X-Request-Id" in err
 
 
+@pytest.mark.parametrize("asked", ["3", ""])
 @pytest.mark.parametrize("content", [b"", random.Random(1).randbytes(100_000)], ids=["empty", "random"])
 def test_a_journal_without_a_record_is_damaged(
-    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 4 and what is wrong with the file, not that a request is missing."""
     (tmp_path / "0000000001.kvj").write_bytes(content)
-    code, out, err = why(tmp_path, capsys, "--request", "3")
+    code, out, err = why(capsys, tmp_path, asked)
     assert (code, out) == (4, "")
-    assert f"{tmp_path}: no record can be read: 0000000001.kvj at byte 0" in err
+    assert "0000000001.kvj at byte 0" in err
+
+
+def test_before_damage_all_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flipped bit in the first of two lives: the story up to there, where the damage is, and exit code 4."""
+    _, journal = scenes.lost_daemon()
+    directory = journal.write(tmp_path)
+    file = min((directory / "journal").glob("*.kvj"))
+    data = bytearray(file.read_bytes())
+    data[-200] ^= 1
+    file.write_bytes(data)
+    for asked, said in (("1", "accepted as request 1"), ("", "2 requests accepted")):
+        code, out, _ = why(capsys, directory, asked)
+        assert code == 4
+        assert out.startswith(f"note: DAMAGED: {file.name} at byte ")
+        assert said in out
 
 
 def test_a_torn_end_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What lies behind the last whole record was not read, and the story says so."""
-    _, journal = scene(tmp_path)
-    journal.close()
-    (file,) = (tmp_path / "journal").glob("*.kvj")
+    """What lies behind the last whole record was not read, and the story says so; nothing is written there."""
+    _, journal = scenes.few_rows()
+    directory = journal.write(tmp_path)
+    (file,) = (directory / "journal").glob("*.kvj")
     file.write_bytes(file.read_bytes()[:-7])
-    code, out, _ = why(tmp_path, capsys, "--request", "1")
-    assert code == 0
-    assert out.startswith(f"note: {file.name} at byte ")
+    before = {path.name: path.read_bytes() for path in (directory / "journal").iterdir()}
+    for asked in ("r1", ""):
+        code, out, _ = why(capsys, directory, asked)
+        assert code == 0
+        assert out.startswith(f"note: {file.name} at byte ")
+    assert before == {path.name: path.read_bytes() for path in (directory / "journal").iterdir()}
 
 
-def test_a_shortage_of_ids_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no stage is short, and as data too; band and place have names for every number that the core gives."""
-    for numbers, said in (
-        ({"units_short": 3, "stage": ID_SPACE, "band": 1}, "3 units of band window:20 short in the id space"),
-        ({"units_short": 1, "stage": FROZEN, "band": 2}, "1 unit of band full short on every stage"),
-        ({"units_short": 1, "stage": 1, "band": 0}, "1 unit of band state short on stage 1"),
-    ):
-        assert short(numbers, BANDS).startswith(said)
-    _, journal = scene(tmp_path)
-    journal.close()
-    _, out, _ = why(tmp_path, capsys, "--request", "3", "--json")
-    lacking = [event for event in json.loads(out)["requests"][0]["events"] if "units_short" in event["numbers"]]
-    assert lacking
-    assert all(event["short"]["band"] == "full" for event in lacking)
-    assert all(f"band full short {event['short']['where']}" in event["text"] for event in lacking)
-
-
-def test_nobody_ahead_is_said_as_a_place(tmp_path: Path) -> None:
-    """Those ahead of it started in the pass that did not come to it."""
-    assert waiting("queue", {"ahead": 0, "stopped_at": 11}, BANDS) == (
-        "not looked at: it is at the head of the queue now; the pass ended at request 11"
-    )
-
-
-def test_a_reader_who_has_enough_is_no_error(tmp_path: Path) -> None:
-    """`replay why | head -1`: nothing is said; a full disk is named. No traceback, no code of a damaged journal."""
-    _, journal = scene(tmp_path)
-    journal.close()
-    command = [sys.executable, "-m", "tools.cli", "replay", "why", str(tmp_path), "--request", "1"]
+def test_a_reader_who_has_enough_is_no_error(few_rows: Scene) -> None:
+    """`why | head -1`: nothing is said; a full disk is named. No traceback, no code of a damaged journal."""
+    command_line = [sys.executable, "-m", "tools.cli", "why", "1", str(few_rows[2])]
     read, written = os.pipe()
     os.close(read)
     for stdout, said in ((written, ""), (os.open("/dev/full", os.O_WRONLY), "No space left on device")):
-        done = subprocess.run(command, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command_line, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
         os.close(stdout)
         assert done.returncode == 1
         assert said in done.stderr
@@ -318,32 +355,30 @@ def test_a_reader_who_has_enough_is_no_error(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_decisions_of_another_version_are_told_without_passes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decisions_of_another_version_are_told_without_passes() -> None:
     """Another core would say of passes what this one did not: only what was recorded is told, and a note says so."""
-    world = World(CoreConfig(page_size=4, max_running_requests=1))
-    journal = Journaled(world, tmp_path, DECISION_VERSION + 1)
+    world = scenes.World(msgspec.structs.replace(scenes.CONFIG, max_running_requests=1), 64)
+    journal = scenes.Journaled(world, DECISION_VERSION + 1)
     world.send("a", 5, 3)
     world.send("b", 5, 3)
     world.run()
-    journal.close()
-    code, out, _ = why(tmp_path, capsys, "--request", "2")
-    assert code == 0
-    assert out.startswith("note: life life: its decisions are of version")
-    assert "passes" not in out.split("\n", 1)[1]
-    assert "waits: all 1 row are taken" in out
+    follower = follow(journal.records, Asked(request=2))
+    (note,) = follower.notes
+    assert "its decisions are of version" in note
+    text = "\n".join(lines(follower.stories[0]))
+    assert "passed over" not in text
+    assert "waits for a place in the batch: 1 of 1 are taken" in text
+    assert times_of(follower.stories[0]).waited["rows"] > 0
 
 
-def test_from_the_first_decision_that_differs_no_pass_is_told(tmp_path: Path) -> None:
+def test_from_the_first_decision_that_differs_no_pass_is_told() -> None:
     """A journal with one false decision: what was recorded is told to the end, passes up to there, and a note."""
-    _, journal = scene(tmp_path)
-    journal.close()
-    found = list(read_records(DiskStorage(tmp_path / "journal")))
+    _, journal = scenes.few_rows()
+    found = list(journal.records)
     place = next(
-        at for at, one in enumerate(found) if one.kind == Kind.DECIDED and _verdict(one.decode()) == Verdict.ADMITTED
+        at for at, one in enumerate(found) if one.kind == Kind.DECIDED and _decided(one).verdict == Verdict.ADMITTED
     )
-    false = encode(msgspec.structs.replace(found[place].decode(), reason="false"))
+    false = encode(msgspec.structs.replace(_decided(found[place]), reason="false"))
     found[place] = found[place]._replace(payload=false)
     follower = follow(found, Asked(request=3))
     (note,) = follower.notes
@@ -353,200 +388,20 @@ def test_from_the_first_decision_that_differs_no_pass_is_told(tmp_path: Path) ->
     assert all(event.sequence < found[place].sequence for event in story.events if isinstance(event, Passed))
 
 
-def _verdict(decided: object) -> str:
-    assert isinstance(decided, Decided)
-    return decided.verdict
+def test_reading_stops_where_nothing_more_can_come() -> None:
+    """A number that has ended comes no second time; an id may."""
+    _, journal = scenes.few_rows()
+    ends = [
+        at for at, one in enumerate(journal.records) if one.kind == Kind.DECIDED and _decided(one).verdict == "ended"
+    ]
+    first = min(_decided(journal.records[at]).request for at in ends[:1])
+    assert follow(journal.records, Asked(request=first)).records == ends[0] + 1
+    assert follow(journal.records, Asked(id=f"r{first - 1}")).records == len(journal.records)
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
-
-SHORT = {"units_short": 3, "stage": 0, "band": 1}
-
-TOLD: dict[Verdict, tuple[Decided, str]] = {
-    Verdict.ACCEPTED: (
-        Decided(0, "accepted", 4, "", {"n": 2, "prompt_tokens": 1500, "max_tokens": 1}),
-        "accepted as requests 4 to 5: 1,500 prompt tokens, at most 1 output token",
-    ),
-    Verdict.REFUSED: (Decided(0, "refused", 0, "queue_full", {"limit": 3}), "refused: queue_full; limit 3"),
-    Verdict.ADMITTED: (
-        Decided(
-            0,
-            "admitted",
-            4,
-            "window:20",
-            {
-                "row": 1,
-                "generation": 2,
-                "tokens": 40,
-                "chunk_tokens": 8,
-                "chunk_pages": 2,
-                "waited_ms": 1234,
-                "cached_tokens": 16,
-                "matched_tokens": 24,
-                "queried_tokens": 39,
-            },
-        ),
-        "admitted to row 1 (generation 2), 1,234 ms after it came; 16 of 39 tokens looked up were cached (24 known; "
-        "window:20 ended the hit); first chunk 8 of 40 tokens, in 2 pages",
-    ),
-    Verdict.WAITS: (
-        Decided(0, "waits", 4, "memory", SHORT),
-        "waits: memory: 3 units of band window:20 short on stage 0",
-    ),
-    Verdict.SHRUNK: (
-        Decided(0, "shrunk", 4, "memory", {"tokens": 8, "wanted_tokens": 512}),
-        "chunk shrunk to 8 of 512 tokens (memory)",
-    ),
-    Verdict.PARKED: (
-        Decided(0, "parked", 4, "memory", {"start": 8, **SHORT}),
-        "parked (memory); 3 units of band window:20 short on stage 0",
-    ),
-    Verdict.UNPARKED: (Decided(0, "unparked", 4, "memory", {"tokens": 1}), "goes on with 1 token"),
-    Verdict.RETRACTED: (
-        Decided(
-            0,
-            "retracted",
-            4,
-            "memory",
-            {
-                "pages": 1,
-                "unlocked_pages": 7,
-                "units_state": 2,
-                "tokens": 40,
-                "cached_tokens": 16,
-                "lost_tokens": 24,
-                "times": 3,
-                **SHORT,
-            },
-            9,
-        ),
-        "retracted for request 9 (memory), time 3: 1 page freed, 2 units of state, 7 cached pages left without a reader"
-        "; of 40 tokens 16 stay cached and 24 are lost; 3 units of band window:20 short on stage 0",
-    ),
-    Verdict.ENDED: (
-        Decided(0, "ended", 4, "length", {"prompt_tokens": 5, "output_tokens": 7, "retractions": 1, "age_ms": 9}),
-        "ended: length (the output reached its token limit or the model's length); 7 of its output tokens delivered, "
-        "retracted 1 time; 9 ms after it came",
-    ),
-    Verdict.REQUEUED: (
-        Decided(0, "requeued", 4, "epoch", {"epoch": 2, "tokens": 1500, "output_tokens": 7}),
-        "waits again: epoch 2 ended; 1,500 tokens to compute again, 7 of output kept",
-    ),
-    Verdict.RECOVERED: (
-        Decided(0, "recovered", 4, "", {"output_tokens": 7, "retractions": 2}),
-        "taken over from an earlier life with 7 output tokens, retracted 2 times",
-    ),
-    Verdict.RESUMED: (
-        Decided(0, "resumed", 4, "adopted", {"held_tokens": 9, "output_tokens": 7, "confirmed_tokens": 5}),
-        "its client came back with 9 output tokens, of which the journal has 5: it goes on behind them, not behind 7",
-    ),
-    Verdict.STALLED: (
-        Decided(0, "stalled", 0, "livelock: rows: park", {"live": 2}),
-        "nothing could be scheduled: livelock: rows: park; live 2",
-    ),
-    Verdict.DRAINING: (Decided(0, "draining", 0, "drain", {"live": 2}), "draining: drain; live 2"),
-    Verdict.IDLE: (Decided(0, "idle", 0, "", {"rows": 0}), "idle; rows 0"),
-    Verdict.FLUSHED: (
-        Decided(0, "flushed", 0, "cache", {"freed_units_full": 2}),
-        "flushed: cache; freed_units_full 2",
-    ),
-    Verdict.RELIEF: (
-        Decided(0, "relief", 4, "reclaim > spill: no tier > park", {"pages": 2, **SHORT}),
-        "relief for its chunk: reclaim > spill: no tier > park; 3 units of band window:20 short on stage 0; pages 2",
-    ),
-    Verdict.EVICTED: (
-        Decided(0, "evicted", 0, "reclaim", {"units_state": 1, "units_full": 30}),
-        "the prefix cache gave up 1 unit of state, 30 units of full",
-    ),
-    Verdict.UNPINNED: (
-        Decided(0, "unpinned", 4, "limit", {"tokens": 1040, "pin_ms": 5000, "pinned_units_full": 60}),
-        "the 1,040 tokens that it left in the cache were to be pinned for 5,000 ms and are not: all pins together "
-        "would pass --pinned-max; pinned are 60 units of full",
-    ),
-}
-
-
-@pytest.mark.parametrize("verdict", list(Verdict))
-def test_every_verdict_has_its_sentence(verdict: Verdict) -> None:
-    """Each verdict of the core, with the numbers it comes with, as the sentence that a reader sees."""
-    decided, text = TOLD[verdict]
-    assert verdict in SENTENCES
-    assert sentence(decided, BANDS) == text
-
-
-def test_a_retraction_for_priority_tells_whose() -> None:
-    """Numbers that only some retractions have are told behind the others."""
-    numbers = {"pages": 2, "unlocked_pages": 0, "tokens": 8, "cached_tokens": 0, "lost_tokens": 8, "times": 1}
-    told = sentence(Decided(0, "retracted", 4, "priority", {**numbers, "priority": 7}, 9), BANDS)
-    assert told == (
-        "retracted for request 9 (priority), time 1: 2 pages freed; of 8 tokens 0 stay cached and 8 are lost; "
-        "priority 7"
-    )
-
-
-@pytest.mark.parametrize("reason", list(EndReason))
-def test_every_end_has_its_sentence(reason: EndReason) -> None:
-    """Each end reason is explained."""
-    numbers = {"prompt_tokens": 5, "output_tokens": 7, "retractions": 0, "age_ms": 9}
-    assert sentence(Decided(0, "ended", 4, reason, numbers), BANDS).startswith(f"ended: {reason.value} (")
-
-
-WAITED = {
-    "memory": (
-        {"units": 9, **SHORT},
-        "memory: 3 units of band window:20 short on stage 0; it and what is promised to others take 9 units",
-    ),
-    "protected": (
-        SHORT,
-        "retracted so often that it is protected, and all such requests must fit together; "
-        "3 units of band window:20 short on stage 0",
-    ),
-    "budget": ({"limit": 2048}, "the step's budget of 2,048 tokens was used up before it"),
-    "throttled": ({"steps": 1}, "admissions are throttled for 1 more step after a shortage"),
-    "rows": ({"limit": 64}, "all 64 rows are taken"),
-    "ranks": ({}, "there are no ranks now: the next epoch has not begun"),
-    "microbatch": (
-        {"rows": 22, "limit": 22},
-        "the micro-batch of the step has 22 rows, its share of 22; the next one may take it",
-    ),
-    "resident": (
-        {"prompt_tokens": 9000},
-        "another prompt is prefilled in parts, and its own 9,000 tokens would be too",
-    ),
-    "parked": ({"requests": 2}, "2 requests parked for want of memory; nobody is admitted"),
-    "trial": (
-        {"suspects": 3, "tried": 7},
-        "epochs died under 3 requests, each of which runs alone first, request 7 now",
-    ),
-    "sibling": ({}, "an earlier choice of its group is still prefilled, whose pages it can share"),
-    "queue": (
-        {"ahead": 3, "stopped_at": 7},
-        "not looked at: 3 requests ahead of it in the queue; the pass ended at request 7",
-    ),
-}
-
-
-@pytest.mark.parametrize("reason", sorted(WAITS))
-def test_every_reason_to_wait_has_its_sentence(reason: str) -> None:
-    """Each reason that a pass gives, with its numbers."""
-    numbers, text = WAITED[reason]
-    assert waiting(reason, numbers, BANDS) == text
-
-
-def test_a_trial_that_went_well_is_told() -> None:
-    """It waits again, and that is not because an epoch ended."""
-    told = Decided(0, "requeued", 4, "trial", {"epoch": 2, "tokens": 16, "output_tokens": 1})
-    assert sentence(told, BANDS) == (
-        "ran alone and got further, so it is no suspect, and waits until the others were tried; 16 tokens to compute "
-        "again, 1 of output kept"
-    )
-
-
-def test_what_no_row_knows_is_told_as_it_stands() -> None:
-    """A reason or verdict of a later version: nothing that was recorded is left out."""
-    assert waiting("new", {"some": 5, **SHORT}, BANDS) == "new; 3 units of band window:20 short on stage 0; some 5"
-    assert (
-        waiting("memory", {"units_short": 1, "stage": 4, "band": 9}, BANDS)
-        == "memory: 1 unit of band 9 short on stage 4"
-    )
-    assert sentence(Decided(0, "later", 1, "why", {"some": 5}), BANDS) == "later: why; some 5"
+def test_the_legend_has_no_word_without_a_text(few_rows: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stands behind the story, and says that nothing is ever spilled."""
+    _, out, _ = why(capsys, few_rows[2], "1", "--legend")
+    assert out.index("ended (length)") < out.index("\nwords:\n")
+    assert "  retracted: it lost its memory and waits again" in out
+    assert "  spilled: does not occur" in out

@@ -1,37 +1,61 @@
 """Show: a story as lines for a terminal, and as plain values.
 
 Owns the form. Must never leave an event out: passes in a row that say the same are one line, which says how many they
-are and how their numbers went; `every_pass` gives each its own.
+are and how their numbers went; evictions in a row are one line with their sum; `every_pass` gives each its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
-from tools.why.story import Passed, Story, Told
-from tools.why.words import Numbers, band_name, joined, place, sentence, waiting
+from tools.why.nouns import Numbers, amount, amounts, band_name, joined, listed, milliseconds, place, times, units
+from tools.why.story import Event, Noted, Passed, Story, Told
+from tools.why.summary import as_plain, summary
+from tools.why.waits import waiting
+from tools.why.words import left_by, sentence
 
 NS_PER_S = 1_000_000_000
+CLOCK_FROM_NS = 10**18  # times before 2001 are those of a simulated world
+INDENT = 25
+MOVED = {
+    "units": "what it takes",
+    "units_short": "what is missing",
+    "ahead": "those ahead of it",
+    "steps": "steps left",
+}
+NAMED_MAX = 4  # requests that are named; the others are counted
+WIDTH_MIN = 60
 
 
-def lines(story: Story, every_pass: bool = False) -> Iterator[str]:
-    """The story, one event or run of passes a line: seconds since it came, the record, the sentence."""
-    yield headline(story)
+def lines(story: Story, every_pass: bool = False, width: int = 0) -> Iterator[str]:
+    """The story: who it is, its summary, then one event or run of passes a line, wrapped at `width` (0: not).
+
+    A line is seconds since it came, the number of the record, and the sentence.
+    """
+    yield from _wrapped(headline(story), width, 2)
+    yield from _wrapped("  " + summary(story), width, 2)
+    if story.known_from:
+        yield f"  what happened to it up to record {story.known_from:,} was trimmed from the journal"
     told_by_pass = any(isinstance(event, Passed) for event in story.events)
-    for (kind, _), run in groupby(story.events, key=lambda event: _same(event, every_pass)):
+    for (form, _), run in groupby(story.events, key=lambda event: _same(event, every_pass)):
         events = list(run)
-        if kind == "told":
+        if form == "passed":
+            passes = [event for event in events if isinstance(event, Passed)]
+            yield from _line(story, passes[0], passes_text(story, passes), width)
+        elif form == "evicted" and len(events) > 1:
+            yield from _line(story, events[0], evictions_text(story, events), width)
+        else:
             for event in events:
-                assert isinstance(event, Told), "a run is of one kind"
-                if event.decided.verdict != Verdict.WAITS or not told_by_pass:
-                    yield _line(story, event.decided.now_ns, event.sequence, _spoken(story, event.decided))
-            continue
-        passes = [event for event in events if isinstance(event, Passed)]
-        yield _line(story, passes[0].now_ns, passes[0].sequence, passes_text(story, passes))
+                waits = isinstance(event, Told) and event.decided.verdict == Verdict.WAITS
+                if not waits or not told_by_pass:
+                    yield from _line(story, event, spoken(story, event), width)
     if not story.ended:
         yield "  the journal ends here without its end: it still runs, or the daemon was cut off"
 
@@ -40,28 +64,61 @@ def headline(story: Story) -> str:
     """Who it is and what it asked for."""
     generate = story.arrived.generate
     who = f"request {story.request}" if story.request else "a request that was refused"
-    most = "as many as fit" if generate.max_tokens is None else f"{generate.max_tokens:,}"
-    extra = [f"choice {story.choice} of {generate.n}"] if generate.n > 1 else []
+    most = "as many tokens as fit" if generate.max_tokens is None else f"at most {generate.max_tokens:,}"
+    came_ns = story.arrived.now_ns
+    came = [f"came {datetime.fromtimestamp(came_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"]
+    extra = [f"choice {story.choice} of n = {generate.n}"] if generate.n > 1 else []
     extra += [f"priority {generate.priority}"] if generate.priority else []
     extra += [f"deadline {generate.deadline_ms:,} ms"] if generate.deadline_ms else []
     extra += [f"namespace {generate.namespace}"] if generate.namespace else []
-    asked = f"{len(generate.prompt) // 8:,} prompt tokens, output {most}"
+    extra += came if came_ns >= CLOCK_FROM_NS else []
+    asked = f"prompt of {units(len(generate.prompt) // 8, 'token')}, output {most}"
     return ", ".join([f"{who}: id {generate.id} of front end {story.arrived.frontend}", asked, *extra])
 
 
-def passes_text(story: Story, passes: list[Passed]) -> str:
-    """Passes in a row for one reason: which, how long, why, and the numbers of the first and last where they differ."""
+def passes_text(story: Story, passes: Sequence[Passed]) -> str:
+    """Passes in a row for one reason: how many, how long, why, and the numbers of the first and last that differ."""
     first, last = passes[0].over, passes[-1].over
-    which = f"pass {first.number}" if len(passes) == 1 else f"passes {first.number} to {last.number} ({len(passes):,})"
     took_ns = passes[-1].now_ns - passes[0].now_ns
-    took = f" over {took_ns / 1e6:,.0f} ms" if took_ns else ""
+    over = f" in {milliseconds(took_ns)}" if took_ns else ""
+    who = "stands still" if first.state.value.startswith("parked") else "waits"
+    count = f" (passed over {times(len(passes))}{over})" if len(passes) > 1 else ""
     moved = [
-        f"{name} {first.numbers[name]:,} -> {number:,}"
+        f"{MOVED.get(name, name)} went from {first.numbers[name]:,} to {number:,}"
         for name, number in last.numbers.items()
-        if first.numbers.get(name, number) != number and name not in ("stage", "band")
+        if first.numbers.get(name, number) != number and name not in ("stage", "band", "stopped_at", "sibling", "tried")
     ]
     what = waiting(last.reason, last.numbers, story.bands)
-    return joined(f"{which}{took}: {last.state.value.replace('_', ' ')}: {what}", ", ".join(moved))
+    return joined(f"{who} {what}{count}", ", ".join(moved), _others(passes))
+
+
+def _others(passes: Sequence[Passed]) -> str:
+    """Who stood in its way: the long prompt that was computed in parts, and how many held memory."""
+    ahead = list(dict.fromkeys(one.resident for one in passes if one.resident and one.over.reason == "resident"))
+    named = [f"request {number}" for number in ahead[:NAMED_MAX]]
+    named += [units(len(ahead) - NAMED_MAX, "other")] if len(ahead) > NAMED_MAX else []
+    ran = sorted({passes[0].running, passes[-1].running})
+    held = f"{' to '.join(f'{count:,}' for count in ran)} {'request' if ran == [1] else 'requests'} held memory"
+    return joined(f"those prompts: {listed(named)}" if named else "", held if ran[-1] else "")
+
+
+def evictions_text(story: Story, events: Sequence[Event]) -> str:
+    """Evictions in a row: how often, for how long, and what they came to."""
+    told = [event for event in events if isinstance(event, Told)]
+    sums: dict[str, int] = {}
+    for event in told:
+        for name, count in event.decided.numbers.items():
+            sums[name] = sums.get(name, 0) + count
+    mine = sum(event.aside.took[0] for event in told)
+    took_ns = told[-1].decided.now_ns - told[0].decided.now_ns
+    total = sum(event.aside.took[1] for event in told)
+    often = f"{len(told):,} steps within {milliseconds(took_ns)}" if took_ns else f"{len(told):,} steps"
+    for_it = f", which took {amount(total, 'full')}, {mine:,} of them for this request" if total else ""
+    whose: Counter[int] = Counter()
+    for event in told:
+        whose.update(dict(event.aside.left_by))
+    by = left_by(sorted(whose.items(), key=lambda one: (-one[1], one[0])))
+    return joined(f"the prefix cache evicted {amounts(sums)} to make room for {often}{for_it}", by)
 
 
 def plain(story: Story) -> dict[str, Any]:
@@ -79,13 +136,15 @@ def plain(story: Story) -> dict[str, Any]:
         "deadline_ms": generate.deadline_ms,
         "namespace": generate.namespace,
         "ended": story.ended,
+        "known_from": story.known_from,
+        "summary": as_plain(story),
         "events": [_plain_event(story, event) for event in story.events],
     }
 
 
-def _plain_event(story: Story, event: Told | Passed) -> dict[str, Any]:
+def _plain_event(story: Story, event: Event) -> dict[str, Any]:
     if isinstance(event, Told):
-        told = event.decided
+        told, aside = event.decided, event.aside
         return {
             "sequence": event.sequence,
             "now_ns": told.now_ns,
@@ -95,7 +154,18 @@ def _plain_event(story: Story, event: Told | Passed) -> dict[str, Any]:
             "numbers": told.numbers,
             **_short(story, told.numbers),
             "by": told.by,
-            "text": _spoken(story, told),
+            "detail": aside.detail,
+            "cause": aside.cause,
+            "left_by": [{"request": number, "pages": pages} for number, pages in aside.left_by],
+            "text": spoken(story, event),
+        }
+    if isinstance(event, Noted):
+        return {
+            "sequence": event.sequence,
+            "now_ns": event.now_ns,
+            "noted": event.what,
+            "numbers": event.numbers,
+            "text": event.text,
         }
     return {
         "sequence": event.sequence,
@@ -106,7 +176,8 @@ def _plain_event(story: Story, event: Told | Passed) -> dict[str, Any]:
         "reason": event.over.reason,
         "numbers": event.over.numbers,
         **_short(story, event.over.numbers),
-        "text": waiting(event.over.reason, event.over.numbers, story.bands),
+        "running": event.running,
+        "text": "waits " + waiting(event.over.reason, event.over.numbers, story.bands),
     }
 
 
@@ -117,21 +188,35 @@ def _short(story: Story, numbers: Numbers) -> dict[str, Any]:
     return {"short": {"band": band_name(numbers, story.bands), "where": place(numbers)}}
 
 
-def _same(event: Told | Passed, every_pass: bool) -> tuple[str, str]:
+def _same(event: Event, every_pass: bool) -> tuple[str, str]:
     """Events in a row with equal keys share a line."""
-    if isinstance(event, Told):
-        return ("told", "")
-    return ("passed", str(event.over.number) if every_pass else f"{event.over.state} {event.over.reason}")
+    if isinstance(event, Passed):
+        return ("passed", str(event.over.number) if every_pass else f"{event.over.state} {event.over.reason}")
+    if isinstance(event, Told) and event.decided.verdict == Verdict.EVICTED:
+        return ("evicted", event.decided.reason if not every_pass else str(event.sequence))
+    return ("told", "")
 
 
-def _spoken(story: Story, told: Decided) -> str:
+def spoken(story: Story, event: Event) -> str:
     """The sentence, with the request's number where it is about another one."""
-    about = f"request {told.request}: " if told.request and told.request != story.request else ""
-    if told.verdict == Verdict.ACCEPTED:
-        about = ""
-    return about + sentence(told, story.bands)
+    if isinstance(event, Noted):
+        return event.text
+    assert isinstance(event, Told), "a pass is spoken of with its neighbours"
+    told: Decided = event.decided
+    other = told.request and told.request != story.request and told.verdict != Verdict.ACCEPTED
+    about = f"request {told.request} was " if other and told.verdict == Verdict.RETRACTED else ""
+    about = f"request {told.request}: " if other and not about else about
+    return about + sentence(told, story.bands, event.aside)
 
 
-def _line(story: Story, now_ns: int, sequence: int, text: str) -> str:
+def _line(story: Story, event: Event, text: str, width: int) -> Iterator[str]:
+    now_ns = event.decided.now_ns if isinstance(event, Told) else event.now_ns
     seconds = (now_ns - story.arrived.now_ns) / NS_PER_S
-    return f"  {seconds:>9.3f} s  #{sequence:<8} {text}"
+    yield from _wrapped(f"  {seconds:>9.3f} s  #{event.sequence:<8}  {text}", width, INDENT)
+
+
+def _wrapped(text: str, width: int, indent: int) -> list[str]:
+    """A line, broken at words where a terminal is narrower, as long as that leaves a column to read."""
+    if width < WIDTH_MIN:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True)

@@ -1,244 +1,408 @@
-"""Words: one decision, or the passes that passed a request over, as a sentence with its numbers.
+"""Words: one decision as a sentence with its numbers, for a reader who knows LLM serving and not this project.
 
-Owns the two tables of sentences. Must never decide what belongs to a story. Invariant: every verdict of the core has a
-row; a reason or number that no row knows is told as it stands, so nothing that was recorded is left out in silence.
+Owns the table of sentences by verdict. Must never decide what belongs to a story. Invariant: every verdict of the core
+has a row; a reason or number that no row knows is told as it stands. Only `row` and `generation`, which say nothing
+without the ranks' logs, and `spill_units`, since there is no host tier to spill to, are left to the data (`--json`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from allocator.capacity import FROZEN, ID_SPACE
 from daemon.core.outputs import Decided
-from daemon.core.reasons import END_TEXT, EndReason, Verdict
+from daemon.core.reasons import EndReason, Verdict
+from tools.why.ends import ENDS, REFUSALS
+from tools.why.nouns import (
+    SHORT,
+    Bands,
+    amount,
+    amounts,
+    band_name,
+    is_band,
+    joined,
+    kind,
+    listed,
+    ordinal,
+    rest,
+    short,
+    times,
+    units,
+)
+from tools.why.waits import WAITS, is_are, waiting
 
-Numbers = Mapping[str, int]
-Bands = Sequence[Sequence[str]]
-"""Names of bands by stage and place, of the epoch that is told of."""
-
-PLACES = {ID_SPACE: "in the id space (all that an arena of this size can have are taken)", FROZEN: "on every stage"}
-"""What stands for a stage where it is none."""
-
-
-def units(count: int, what: str) -> str:
-    """`1 page`, `2 pages`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def short(numbers: Numbers, bands: Bands) -> str:
-    """Where memory lacks how much; empty when the numbers do not say."""
-    if "units_short" not in numbers:
-        return ""
-    return f"{units(numbers['units_short'], 'unit')} of band {band_name(numbers, bands)} short {place(numbers)}"
-
-
-def band_name(numbers: Numbers, bands: Bands) -> str:
-    """The band that is short; its number where no epoch said more. Every stage has the same bands."""
-    band = numbers.get("band", 0)
-    known = bool(bands) and 0 <= band < len(bands[0])
-    return bands[0][band] if known else str(band)
+__all__ = ["NOTHING", "SENTENCES", "WAITS", "Aside", "joined", "sentence", "short", "waiting"]
 
 
-def place(numbers: Numbers) -> str:
-    """Where it is short, in words."""
-    stage = numbers.get("stage", 0)
-    return PLACES.get(stage, f"on stage {stage}")
+class Aside(NamedTuple):
+    """What a story knows beside a decision, from the inputs and from replay; all of it may be missing.
+
+    `detail`: what the client was told. `cause`: why what the decision follows from happened. `left_by`: who had left
+    the full-attention pages that the cache gave up, by request, with the number of pages. `took`: the full-attention
+    pages that this step took for the story's request, and those for all.
+    """
+
+    detail: str = ""
+    cause: str = ""
+    left_by: tuple[tuple[int, int], ...] = ()
+    took: tuple[int, int] = (0, 0)
 
 
-def rest(numbers: Numbers, told: Sequence[str] = ("units_short", "stage", "band")) -> str:
-    """Numbers that no sentence took, by name."""
-    return ", ".join(f"{name} {number:,}" for name, number in numbers.items() if name not in told)
+NOTHING = Aside()
+LEFT_BY_MAX = 4  # requests that are named; the others are counted
+
+Row = Callable[[Decided, Bands, Aside], str]
 
 
-def joined(*parts: str) -> str:
-    """Parts of a sentence, without the empty ones."""
-    return "; ".join(part for part in parts if part)
-
-
-def _promised(numbers: Numbers) -> str:
-    """What an admission asked for, beside where it is short."""
-    asked = f"it and what is promised to others take {units(numbers['units'], 'unit')}" if "units" in numbers else ""
-    return joined(asked, rest(numbers, ("units_short", "stage", "band", "units")))
-
-
-def _ahead(requests: int) -> str:
-    """Its place behind the pass, which may have started all that stood before it."""
-    return (
-        f"{units(requests, 'request')} ahead of it in the queue" if requests else "it is at the head of the queue now"
-    )
-
-
-# --- why a pass passed a request over --------------------------------------------------------------------------------
-
-WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
-    "memory": lambda n, b: joined("memory: " + (short(n, b) or "it does not fit now"), _promised(n)),
-    "protected": lambda n, b: joined(
-        "retracted so often that it is protected, and all such requests must fit together", short(n, b)
-    ),
-    "budget": lambda n, b: f"the step's budget of {n.get('limit', 0):,} tokens was used up before it",
-    "throttled": lambda n, b: f"admissions are throttled for {units(n.get('steps', 0), 'more step')} after a shortage",
-    "rows": lambda n, b: f"all {units(n.get('limit', 0), 'row')} are taken",
-    "ranks": lambda n, bands: "there are no ranks now: the next epoch has not begun",
-    "microbatch": lambda n, bands: (
-        f"the micro-batch of the step has {n['rows']:,} rows, its share of {n['limit']:,}; the next one may take it"
-    ),
-    "resident": lambda n, b: (
-        f"another prompt is prefilled in parts, and its own {n.get('prompt_tokens', 0):,} tokens would be too"
-    ),
-    "trial": lambda n, b: (
-        f"epochs died under {units(n.get('suspects', 0), 'request')}, each of which runs alone first"
-        + (f", request {n['tried']} now" if n.get("tried") else "")
-    ),
-    "parked": lambda n, b: f"{units(n.get('requests', 0), 'request')} parked for want of memory; nobody is admitted",
-    "sibling": lambda n, b: joined(
-        "an earlier choice of its group is still prefilled, whose pages it can share", rest(n)
-    ),
-    "queue": lambda n, b: joined(
-        f"not looked at: {_ahead(n.get('ahead', 0))}",
-        f"the pass ended at request {n['stopped_at']}" if n.get("stopped_at") else "",
-    ),
-}
-"""Reasons of `waits`, and `queue` for a request that the pass did not come to."""
-
-
-def waiting(reason: str, numbers: Numbers, bands: Bands) -> str:
-    """Why a request got no tokens."""
-    row = WAITS.get(reason)
-    return row(numbers, bands) if row is not None else joined(reason, short(numbers, bands), rest(numbers))
-
-
-# --- decisions -------------------------------------------------------------------------------------------------------
-
-
-def _accepted(told: Decided, bands: Bands) -> str:
+def _accepted(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
     last = told.request + n.get("n", 1) - 1
-    which = f"request {told.request}" if last == told.request else f"requests {told.request} to {last}"
-    return (
-        f"accepted as {which}: {n['prompt_tokens']:,} prompt tokens, at most {units(n['max_tokens'], 'output token')}"
-    )
+    which = f"request {told.request}" if last == told.request else f"requests {told.request} to {last} (one per choice)"
+    prompt = f"its prompt has {units(n['prompt_tokens'], 'token')}"
+    return f"accepted as {which}: {prompt}, it may get {units(n['max_tokens'], 'output token')}"
 
 
-def _admitted(told: Decided, bands: Bands) -> str:
+def _refused(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
-    found = ""
-    if "queried_tokens" in n:
-        found = f"{n['cached_tokens']:,} of {n['queried_tokens']:,} tokens looked up were cached"
-        if told.reason:
-            found += f" ({n['matched_tokens']:,} known; {told.reason} ended the hit)"
-    pages = units(n["chunk_pages"], "page")
-    first = f"first chunk {n['chunk_tokens']:,} of {units(n['tokens'], 'token')}, in {pages}"
+    row = REFUSALS.get(told.reason)
+    why = row(n) if row is not None else rest(n)
+    lacks = f"even an empty arena is short of {short(n, bands)}" if "units_short" in n else ""
+    said = f'its client was told: "{aside.detail}"' if aside.detail else ""
+    many = f"all its {n['n']} choices; " if n.get("n", 1) > 1 else ""
+    return joined(f"refused ({told.reason}): {many}{why}", lacks, said)
+
+
+# --- starts ----------------------------------------------------------------------------------------------------------
+
+
+def _admitted(told: Decided, bands: Bands, aside: Aside) -> str:
+    n = told.numbers
+    alone = ""
+    if n.get("losses"):
+        alone = f"it runs alone, on trial, because {units(n['losses'], 'time')} in a row ranks died while it ran"
+    cached = n.get("cached_tokens", 0)
+    left = n["tokens"] - cached
+    if n["chunk_tokens"] == left:
+        part = f"all {left:,}" if left > 1 else "its last token"
+        first = f"this step computes {part}" + (" that are left" if left > 1 else "")
+    else:
+        first = f"this step computes {n['chunk_tokens']:,} of the {left:,} that are left"
+    pages = f"into {units(n['chunk_pages'], 'new page')}" if n["chunk_pages"] else "into pages that it has"
     return joined(
-        f"admitted to row {n['row']} (generation {n['generation']}), {n['waited_ms']:,} ms after it came", found, first
+        f"starts, {n['waited_ms']:,} ms after it came, on {units(n['tokens'], 'token')} (prompt and output so far)",
+        hit(told, bands),
+        f"{first}, {pages}",
+        alone,
+        rest(n, _ADMITTED),
     )
+
+
+_ADMITTED = (
+    *("row", "generation", "tokens", "chunk_tokens", "chunk_pages", "waited_ms", "losses", "cached_tokens"),
+    *("matched_tokens", "queried_tokens", "left_tokens"),
+)  # numbers that its sentence has, or leaves to the data
+
+
+def hit(told: Decided, bands: Bands) -> str:
+    """What an admission found in the prefix cache, and what ended it there."""
+    n = told.numbers
+    if "queried_tokens" not in n:
+        return "the prefix cache is off"
+    cached, asked, known = n["cached_tokens"], n["queried_tokens"], n["matched_tokens"]
+    if n.get("left_tokens"):
+        return (
+            f"the prefix cache has its first {n['left_tokens']:,} tokens, but holding them beside what it must compute"
+            " does not fit the memory, so it starts cold, from its first token"
+        )
+    if not asked:
+        return "the prefix cache was not asked, since every position of it must be computed"
+    if told.reason == "full" and not cached:
+        return f"the prefix cache has nothing of its first {asked:,} tokens"
+    found = f"the prefix cache has its first {cached:,} of {asked:,} tokens"
+    if not told.reason:
+        return found if cached == asked else f"{found}, all that whole pages can have of them"
+    if told.reason == "full":
+        return f"{found}; what follows behind token {cached:,} is not there"
+    if not cached:
+        found = f"nothing of its first {asked:,} tokens can be taken from the prefix cache"
+    cut = f"{found}: the hit was cut short at token {cached:,} by missing {kind(told.reason)}s"
+    known = f"its full-attention pages are there up to token {known:,}"
+    if told.reason == "state":
+        return f"{cut}; {known}, but a request goes on from a state, and none further on was kept, or it was evicted"
+    return f"{cut}; {known}, but of the window before any later token a part was not kept, or was evicted"
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _retracted(told: Decided, bands: Bands, aside: Aside) -> str:
+    n = told.numbers
+    by = f" for request {told.by}" if told.by else ""
+    again = f"for the {ordinal(n['times'])} time" if n["times"] > 1 else ""
+    lacks = short(n, bands)
+    if told.reason == "priority":
+        why = f", which has priority {n['priority']:,}" if "priority" in n and by else ""
+        needs = f"it gives up its place in the batch and its memory{by}{why}"
+    elif told.reason == "memory":
+        others = f"so that request {told.by} can go on" if told.by else "so that the others can go on"
+        needs = joined(
+            f"it gives up its memory {others}",
+            f"for the next tokens {lacks} {is_are(n['units_short'])} missing" if lacks else "",
+        )
+    else:
+        needs = joined(f"it gives up its memory{by} ({told.reason})", lacks)
+    head = " ".join(part for part in ("retracted", again) if part)
+    freed = [amount(n["pages"], "full")] if n["pages"] else []
+    freed += [amounts(n)] if amounts(n) else []
+    gave = f"it gave back {listed(freed)}" if freed else "nothing came free at once"
+    if n.get("unlocked_pages"):
+        gave += f", and {units(n['unlocked_pages'], 'cached page')} may be evicted now that it reads them no longer"
+    lost = n.get("lost_tokens", n["tokens"])
+    work = f"its output is kept; of its {units(n['tokens'], 'token')} {n.get('cached_tokens', 0):,} stay in the prefix"
+    work += f" cache, and {lost:,} must be computed again"
+    extra = rest({name: number for name, number in n.items() if not is_band(name)}, _RETRACTED)
+    return joined(f"{head}: {needs}", _chosen(told), gave, work, extra)
 
 
 _RETRACTED = (
-    *("pages", "unlocked_pages", "tokens", "cached_tokens", "lost_tokens", "times"),
-    *("units_short", "stage", "band"),
+    *("pages", "unlocked_pages", "tokens", "cached_tokens", "lost_tokens", "times", "priority"),
+    *("candidates", "protected", "redo_tokens", "own_priority", "next", "next_redo_tokens", "next_priority"),
+    *SHORT,
 )  # numbers that its sentence has
 
 
-def _retracted(told: Decided, bands: Bands) -> str:
+def _chosen(told: Decided) -> str:
+    """Why it was this one and nobody else, where the decision has the numbers."""
     n = told.numbers
-    freed = units(n["pages"], "page") + " freed"
-    others = [f"{units(count, 'unit')} of {name.removeprefix('units_')}" for name, count in n.items() if _is_band(name)]
-    freed = ", ".join([freed, *others])
-    if n.get("unlocked_pages"):
-        freed += f", {units(n['unlocked_pages'], 'cached page')} left without a reader"
-    lost = n.get("lost_tokens", n["tokens"])
-    work = f"of {n['tokens']:,} tokens {n.get('cached_tokens', 0):,} stay cached and {lost:,} are lost"
-    by = f" for request {told.by}" if told.by else ""
-    extra = rest(n, (*_RETRACTED, *(name for name in n if _is_band(name))))
-    return joined(f"retracted{by} ({told.reason}), time {n['times']}: {freed}", work, short(n, bands), extra)
+    if "candidates" not in n:
+        return ""
+    if told.reason == "priority":
+        return (
+            f"why this one: {units(n['candidates'], 'running request')} had a lower priority, this one"
+            f" {n['own_priority']:,}; of those the lowest give way first, then those with least to compute again (this"
+            f" one: {units(n['redo_tokens'], 'token')}), and only as many as are needed"
+        )
+    spared = n.get("protected", 0)
+    protected = (
+        f"; {units(spared, 'other')} had been retracted so often that {'it is' if spared == 1 else 'they are'} spared"
+        if spared
+        else ""
+    )
+    if not n.get("next"):
+        return f"why this one: no other running request could be chosen{protected}"
+    other = f"request {n['next']}"
+    if n["own_priority"] < n["next_priority"]:
+        why = f"it has the lowest priority ({n['own_priority']:,}; the next, {other}, has {n['next_priority']:,})"
+    elif n["redo_tokens"] < n["next_redo_tokens"]:
+        why = (
+            f"priorities being equal, it loses least work: {units(n['redo_tokens'], 'token')} to compute again"
+            f" (the next, {other}: {n['next_redo_tokens']:,})"
+        )
+    else:
+        tokens = units(n["redo_tokens"], "token")
+        why = f"priorities and work to lose ({tokens}) being equal, it came last (the next: {other})"
+    return f"why this one of {n['candidates']:,}: {why}{protected}"
 
 
-def _is_band(name: str) -> bool:
-    return name.startswith("units_") and name != "units_short"
-
-
-def _ended(told: Decided, bands: Bands) -> str:
+def _parked(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
-    text = END_TEXT[EndReason(told.reason)]
-    counts = f"{n['output_tokens']:,} of its output tokens delivered, retracted {units(n['retractions'], 'time')}"
-    return joined(f"ended: {told.reason} ({text})", counts, f"{n['age_ms']:,} ms after it came")
+    at = f" for the {units(n['start'], 'token')} that are computed" if "start" in n else ""
+    lacks = short(n, bands)
+    why = f"for its next tokens {lacks} {is_are(n['units_short'])} missing" if lacks else told.reason
+    return joined(f"stands still (parked): it keeps its memory{at}, and gets no tokens until there is room", why)
 
 
-def _requeued(told: Decided, bands: Bands) -> str:
+def _shrunk(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
-    again = f"{n['tokens']:,} tokens to compute again, {n['output_tokens']:,} of output kept"
+    return f"memory allows this step only {n['tokens']:,} of {units(n['wanted_tokens'], 'token')} of its prompt"
+
+
+def _relief(told: Decided, bands: Bands, aside: Aside) -> str:
+    n = told.numbers
+    if told.request:
+        asked = f"the next {units(n.get('tokens', 0), 'token')} of its prompt"
+    else:
+        asked = f"the next token of {units(n.get('rows', 0), 'running request')}"
+    lacks = f": {short(n, bands)} {is_are(n['units_short'])} missing" if "units_short" in n else ""
+    head = f"memory is short for {asked}{lacks}"
+    ran = [part.partition(":")[0] for part in told.reason.split(" > ")]
+    done = [RUNGS[name](n, bands) if name in RUNGS else name for name in ran if name != "spill"]
+    return joined(head, "what was done, in this order: " + ", then ".join(done), rest(n, _RELIEF))
+
+
+RUNGS: dict[str, Callable[..., str]] = {
+    "reclaim": lambda n, b: (
+        f"the prefix cache is to give all it can ({amount(n['reclaim_units'], band_name(n, b))})"
+        if n.get("reclaim_units")
+        else "the prefix cache has nothing to give"
+    ),
+    "throttle": lambda n, b: f"nobody new starts for {units(n.get('throttle_steps', 0), 'step')}",
+    "retract": lambda n, b: (
+        f"{units(n['retract_requests'], 'running request')} retracted, which freed"
+        f" {amount(n.get('retract_pages', 0), 'full')}"
+        if n.get("retract_requests")
+        else "nobody may be retracted"
+    ),
+    "shrink": lambda n, b: f"the part of the prompt was cut to {units(n.get('shrink_tokens', 0), 'token')}",
+    "park": lambda n, b: (
+        f"{units(n.get('park_requests', 0), 'request')} stands still"
+        if n.get("park_requests") == 1
+        else f"{units(n.get('park_requests', 0), 'request')} stand still"
+    ),
+    "end": lambda n, b: "the request ends, because nobody else holds memory that could come back",
+}
+"""What each rung of the ladder did, by its name; `spill` is none: there is no host tier."""
+
+_RELIEF = (
+    *("rows", "pages", "tokens", "start", "reclaim_units", "spill_units", "throttle_steps", "retract_requests"),
+    *("retract_pages", "shrink_tokens", "park_requests", "end_requests"),
+    *SHORT,
+)
+
+
+def _evicted(told: Decided, bands: Bands, aside: Aside) -> str:
+    gave = amounts(told.numbers) or "nothing"
+    mine, total = aside.took
+    if told.reason == "quota":
+        why = "because their namespace held more than its quota of the cache"
+    elif total:
+        whose = "all of them for this request" if mine == total else f"{mine:,} of them for this request"
+        why = f"to make room for the step, which took {amount(total, 'full')}, {whose}"
+    else:
+        why = "to make room"
+    return joined(f"the prefix cache evicted {gave} {why}", left_by(aside.left_by))
+
+
+def left_by(left: Sequence[tuple[int, int]]) -> str:
+    """Who had computed what was evicted, most pages first."""
+    if not left:
+        return ""
+    named = [f"request {number} ({units(pages, 'page')})" for number, pages in left[:LEFT_BY_MAX]]
+    more = len(left) - len(named)
+    if more:
+        pages = sum(count for _, count in left[LEFT_BY_MAX:])
+        named.append(f"{units(more, 'other request')} ({units(pages, 'page')})")
+    return f"the full-attention pages had been left there by {listed(named)}"
+
+
+def _unpinned(told: Decided, bands: Bands, aside: Aside) -> str:
+    n = told.numbers
+    asked = f"the {n['tokens']:,} tokens that it left in the prefix cache were to be kept there for {n['pin_ms']:,} ms"
+    held = amounts(n, "pinned_units_") or "nothing yet"
+    return f"{asked} and are not: all such pins together would pass --pinned-max; pinned now: {held}"
+
+
+# --- ends, epochs and lives ------------------------------------------------------------------------------------------
+
+
+def _ended(told: Decided, bands: Bands, aside: Aside) -> str:
+    n = told.numbers
+    often = f", retracted {times(n['retractions'])}" if n["retractions"] else ""
+    counts = f"{units(n['output_tokens'], 'output token')} delivered, {n['age_ms']:,} ms after it came{often}"
+    return joined(f"ended ({told.reason}): {ended_because(told.reason, aside)}", counts)
+
+
+def ended_because(reason: str, aside: Aside) -> str:
+    """Why it ended: what the inputs say, else what its client was told, else the reason's own text."""
+    text = ENDS[EndReason(reason)] if reason in set(EndReason) else reason
+    if reason in (EndReason.ABORT, EndReason.STOP) and aside.cause:
+        return aside.cause
+    if reason == EndReason.LENGTH and aside.detail.endswith("output tokens"):
+        return text  # their number is told anyway
+    return f"{text} ({aside.detail or aside.cause})" if aside.detail or aside.cause else text
+
+
+def _requeued(told: Decided, bands: Bands, aside: Aside) -> str:
+    n = told.numbers
+    kept = f"it keeps {units(n['output_tokens'], 'output token')}" if n["output_tokens"] else "it had no output"
+    again = f"{kept}, {units(n['tokens'], 'token')} must be computed again"
     if told.reason == "trial":
-        return f"ran alone and got further, so it is no suspect, and waits until the others were tried; {again}"
-    return f"waits again: epoch {n['epoch']} ended; {again}"
+        return (
+            f"waits again: it ran alone and got further, so it is not what killed the ranks, and the others are tried"
+            f" before it goes on; {again}"
+        )
+    cause = f" ({aside.cause})" if aside.cause else ""
+    return f"lost its memory and waits again, because epoch {n['epoch']} of the ranks ended{cause}; {again}"
 
 
-def _recovered(told: Decided, bands: Bands) -> str:
+def _recovered(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
     had = units(n["output_tokens"], "output token")
-    return f"taken over from an earlier life with {had}, retracted {units(n['retractions'], 'time')}"
+    often = f", retracted {times(n['retractions'])} so far" if n["retractions"] else ""
+    return f"taken over from the journal by a new process of the daemon: it has {had}{often}, and waits again"
 
 
-def _resumed(told: Decided, bands: Bands) -> str:
+def _resumed(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
-    came = f"its client came back with {units(n['held_tokens'], 'output token')}"
-    known = f"of which the journal has {n['confirmed_tokens']:,}"
-    return f"{came}, {known}: it goes on behind them, not behind {n['output_tokens']:,}"
-
-
-def _refused(told: Decided, bands: Bands) -> str:
-    return joined(f"refused: {told.reason}", rest(told.numbers))
-
-
-def _relief(told: Decided, bands: Bands) -> str:
-    whose = "its chunk" if told.request else "decode rows"
-    return joined(f"relief for {whose}: {told.reason}", short(told.numbers, bands), rest(told.numbers))
-
-
-def _evicted(told: Decided, bands: Bands) -> str:
-    gave = ", ".join(f"{units(n, 'unit')} of {name.removeprefix('units_')}" for name, n in told.numbers.items())
-    why = ", beyond the quota of their namespace" if told.reason == "quota" else ""
-    return f"the prefix cache gave up {gave}{why}"
-
-
-def _unpinned(told: Decided, bands: Bands) -> str:
-    n = told.numbers
-    held = ", ".join(
-        f"{units(n[name], 'unit')} of {name.removeprefix('pinned_units_')}" for name in n if name.startswith("pinned_")
+    return (
+        f"its client came back with {units(n['held_tokens'], 'output token')}; the journal had saved"
+        f" {n['confirmed_tokens']:,} of them, and this process had gone on to {n['output_tokens']:,}: what the client"
+        f" has seen counts, so the output goes on behind its {n['held_tokens']:,}"
     )
-    asked = f"the {n['tokens']:,} tokens that it left in the cache were to be pinned for {n['pin_ms']:,} ms"
-    return f"{asked} and are not: all pins together would pass --pinned-max; pinned are {held}"
 
 
-def _plain(told: Decided, bands: Bands) -> str:
-    return joined(f"{told.verdict}: {told.reason}" if told.reason else told.verdict, rest(told.numbers))
+def _stalled(told: Decided, bands: Bands, aside: Aside) -> str:
+    n = told.numbers
+    tries = f" in {n['ticks']:,} tries in a row" if "ticks" in n else ""
+    head = f"the scheduler could start nothing at all{tries}, while {units(n.get('live', 0), 'request')} waited or ran"
+    return joined(head, f"last it found: {told.reason}", rest(n, ("live", "ticks")))
 
 
-SENTENCES: dict[str, Callable[[Decided, Bands], str]] = {
+def _draining(told: Decided, bands: Bands, aside: Aside) -> str:
+    live = units(told.numbers.get("live", 0), "request")
+    orders = {
+        "drain": f"the daemon was told to shut down: nothing new is accepted, {live} may finish",
+        "drain_expired": f"the time for shutting down is over, and what is left ends now: {live}",
+        "stop": f"the daemon was told to stop at once, and everything ends now: {live}",
+    }
+    return orders.get(told.reason, joined(f"the daemon was told: {told.reason}", rest(told.numbers)))
+
+
+def _flushed(told: Decided, bands: Bands, aside: Aside) -> str:
+    n = told.numbers
+    freed, kept = amounts(n, "freed_units_") or "nothing", amounts(n, "kept_units_")
+    extra = rest(
+        {name: number for name, number in n.items() if not name.startswith(("freed_units_", "kept_units_"))}, ()
+    )
+    return joined(
+        f"an operator emptied the prefix cache: {freed} freed", f"{kept} stay, being read" if kept else "", extra
+    )
+
+
+def _idle(told: Decided, bands: Bands, aside: Aside) -> str:
+    return joined("nothing is left to do", rest(told.numbers))
+
+
+def _unparked(told: Decided, bands: Bands, aside: Aside) -> str:
+    return f"goes on (no longer parked), with {units(told.numbers.get('tokens', 0), 'token')} in this step"
+
+
+SENTENCES: dict[str, Row] = {
     Verdict.ACCEPTED: _accepted,
     Verdict.REFUSED: _refused,
     Verdict.ADMITTED: _admitted,
-    Verdict.WAITS: lambda told, bands: "waits: " + waiting(told.reason, told.numbers, bands),
-    Verdict.SHRUNK: lambda told, bands: (
-        f"chunk shrunk to {told.numbers['tokens']:,} of {told.numbers['wanted_tokens']:,} tokens ({told.reason})"
-    ),
-    Verdict.PARKED: lambda told, bands: joined(f"parked ({told.reason})", short(told.numbers, bands)),
-    Verdict.UNPARKED: lambda told, bands: f"goes on with {units(told.numbers.get('tokens', 0), 'token')}",
+    Verdict.WAITS: lambda told, bands, aside: "waits " + waiting(told.reason, told.numbers, bands),
+    Verdict.SHRUNK: _shrunk,
+    Verdict.PARKED: _parked,
+    Verdict.UNPARKED: _unparked,
     Verdict.RETRACTED: _retracted,
     Verdict.ENDED: _ended,
     Verdict.REQUEUED: _requeued,
     Verdict.RECOVERED: _recovered,
     Verdict.RESUMED: _resumed,
-    Verdict.STALLED: lambda told, bands: joined(f"nothing could be scheduled: {told.reason}", rest(told.numbers)),
-    Verdict.DRAINING: _plain,
-    Verdict.IDLE: _plain,
-    Verdict.FLUSHED: _plain,
+    Verdict.STALLED: _stalled,
+    Verdict.DRAINING: _draining,
+    Verdict.IDLE: _idle,
+    Verdict.FLUSHED: _flushed,
     Verdict.RELIEF: _relief,
     Verdict.EVICTED: _evicted,
     Verdict.UNPINNED: _unpinned,
 }
 
 
-def sentence(told: Decided, bands: Bands) -> str:
-    """A decision as a sentence."""
+def sentence(told: Decided, bands: Bands, aside: Aside = NOTHING) -> str:
+    """A decision as a sentence, about `it` where it is of one request; `aside` says what is known beside it."""
     row = SENTENCES.get(told.verdict)
-    return row(told, bands) if row is not None else _plain(told, bands)
+    if row is not None:
+        return row(told, bands, aside)
+    return joined(f"{told.verdict}: {told.reason}" if told.reason else told.verdict, rest(told.numbers, ()))

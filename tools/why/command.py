@@ -1,0 +1,266 @@
+"""why: the life of a request from a journal, in sentences with numbers.
+
+    bandmaster why REQUEST... DIR [--every-pass] [--legend] [--json]     by number, or by the id of its answer
+    bandmaster why DIR [--most N] [--json]                               which requests are worth asking for
+
+Owns the command line. Must never write into the journal's directory. Exit code 0: told; 1: what is told cannot be
+printed; 2: usage, or a request that the journal does not have; 4: a journal that is damaged or has no record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from daemon.core.scheduler import SchedulerCore
+from daemon.snapshots import restore_core
+from journal.errors import JournalDamaged, JournalError
+from journal.reader import Record, Walk
+from journal.segment import segment_behind
+from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
+from journal.storage import DiskStorage
+from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.output import OutputLost, printing
+from tools.replay import start_of
+from tools.why.legend import legend
+from tools.why.listing import KINDS, Entry, Listing, as_plain, refusal, row, totals
+from tools.why.show import lines, plain
+from tools.why.story import Asked, Follower, follow
+
+TOLD = 0
+LOST = 1
+USAGE = 2
+DAMAGED = 4
+DIGITS_MAX = 19  # of a request's number
+MOST = 10
+WIDE = 140  # columns of a table with everything
+NARROW = ("prompt", "cached", "output")  # what a narrower one leaves out
+Start = tuple[Header, Body]
+
+
+class Damaged(JournalError):
+    """A journal of which no record can be read."""
+
+
+class Sound:
+    """The records of a journal up to where it is damaged, which is no reason to tell nothing; `damage` says where."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self.damage: JournalDamaged | None = None
+
+    def records(self) -> Iterator[Record]:
+        """One after the other."""
+        try:
+            yield from self._walk.records()
+        except JournalDamaged as error:
+            self.damage = error
+
+    def notes(self) -> list[str]:
+        """What was not read, and why."""
+        damage = [f"DAMAGED: {self.damage}; what stands before that is told"] if self.damage is not None else []
+        return [finding.text() for finding in self._walk.cuts()] + damage
+
+
+def asked_for(words: Sequence[str]) -> list[Asked]:
+    """What words ask for: a number means that request, and an id too, should one be all digits."""
+    numbered = [word.isdecimal() and len(word) <= DIGITS_MAX for word in words]
+    return [Asked(int(word) if number else 0, word) for word, number in zip(words, numbered, strict=True)]
+
+
+def tell(directory: str, asked: Sequence[Asked], console_width: int, options: argparse.Namespace) -> int:
+    """Print the stories of the requests that are asked for; raises NoJournal, Foreign and JournalError."""
+    storage = open_directory(directory)
+    start, notes = _start(storage, asked)
+    walk = _walk(storage, start)
+    core: SchedulerCore | None = restore_core(start[1].core) if start is not None else None
+    sound = Sound(walk)
+    with ReadingProgress(storage, "reading") as seen:
+        follower = follow(sound.records(), asked, seen, core, start[0].sequence if start is not None else 0)
+    _refuse_empty(walk, follower.records, directory, sound)
+    notes += follower.notes + sound.notes()
+    with printing():
+        if options.json:
+            print(json.dumps({"requests": [plain(story) for story in follower.stories], "notes": notes}))
+        else:
+            for note in notes:
+                print(f"note: {note}")
+            stories = ["\n".join(lines(story, options.every_pass, console_width)) for story in follower.stories]
+            print("\n\n".join(stories), end="\n" if stories else "")
+            print("\n".join(["", *legend()] if options.legend else []), end="\n" if options.legend else "")
+    missing = [one for one in asked if not _found(one, follower)]
+    trimmed = f"; {'; '.join(trimming)}" if (trimming := [note for note in notes if "trimmed" in note]) else ""
+    for one in missing:
+        print(f"bandmaster why: {_missing(one, follower.requests)}{trimmed}", file=sys.stderr)
+    return DAMAGED if sound.damage is not None else USAGE if missing else TOLD
+
+
+def list_worst(directory: str, options: argparse.Namespace) -> int:
+    """Print which requests are worth asking for; raises NoJournal, Foreign and JournalError."""
+    storage = open_directory(directory)
+    start, notes = start_of(storage, None, False)
+    found = Listing(options.most)
+    if start is not None:
+        found.begin_at(start[1].groups)
+    walk = _walk(storage, start)
+    sound = Sound(walk)
+    with ReadingProgress(storage, "reading") as seen:
+        for record in sound.records():
+            if start is None or record.sequence > start[0].sequence:
+                seen(record)
+                found.take(record)
+    found.end()
+    _refuse_empty(walk, found.records, directory, sound)
+    notes += sound.notes()
+    with printing():
+        if options.json:
+            print(json.dumps({**as_plain(found), "notes": notes}))
+        else:
+            _show(found, notes, directory)
+            print("\n".join(["", *legend()] if options.legend else []), end="\n" if options.legend else "")
+    return DAMAGED if sound.damage is not None else TOLD
+
+
+def _start(storage: DiskStorage, asked: Sequence[Asked]) -> tuple[Start | None, list[str]]:
+    """Where to begin: the newest snapshot behind which all that are asked for came, else the start of what is there."""
+    if all(one.request for one in asked):
+        first = min(one.request for one in asked)
+        for name in reversed(snapshot_names(storage.names()).values()):
+            try:
+                header, data = load(storage, name)
+            except SnapshotUnusable:
+                continue  # an older one or the start tells the same
+            body = decode_body(data)
+            if body.next_request <= first:
+                return (header, body), []
+    return start_of(storage, None, False)
+
+
+def _walk(storage: DiskStorage, start: Start | None) -> Walk:
+    return Walk(storage, first=segment_behind(storage, start[0].sequence) if start is not None else 0)
+
+
+def _refuse_empty(walk: Walk, records: int, directory: str, sound: Sound) -> None:
+    refuse_foreign(walk)
+    if not records and sound.damage is not None:
+        raise sound.damage
+    if not records:
+        raise Damaged(f"{directory}: no record can be read: {'; '.join(one.text() for one in walk.cuts())}")
+
+
+def _found(asked: Asked, follower: Follower) -> bool:
+    return any(asked.request == story.request > 0 or asked.means(story.arrived) for story in follower.stories)
+
+
+def _missing(asked: Asked, requests: int) -> str:
+    """What was asked for, and what there is."""
+    there = f"it numbers them 1 to {requests}" if requests else "it has accepted none"
+    if asked.request:
+        return f"the journal has no request {asked.request}; {there}"
+    ids = "an answer's id, or the front end's, which ends in the number of the prompt; the log line HttpRequest has the"
+    return (
+        f"the journal has no request with the id {asked.id!r}; {there}. An id is {ids} answer's id beside X-Request-Id"
+    )
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def _show(found: Listing, notes: Sequence[str], directory: str) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    for line in [*(f"note: {note}" for note in notes), *totals(found)]:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    if found.refused:
+        console.print(_table("refused, newest last", [refusal(one) for one in found.refused]))
+    left_out = NARROW if console.width < WIDE else ()
+    for name, (title, _) in KINDS.items():
+        entries = found.worst[name].entries()
+        if entries:
+            console.print(_table(title, [row(entry) for entry in entries], left_out))
+    asked = _first(found)
+    if asked is not None:
+        console.print(
+            f"The life of one of them: bandmaster why {asked.request} {directory}", soft_wrap=True, highlight=False
+        )
+
+
+def _first(found: Listing) -> Entry | None:
+    """The first request of the first list that has one."""
+    return next((entry for worst in found.worst.values() for entry in worst.entries()), None)
+
+
+def _table(title: str, rows: Sequence[dict[str, str]], left_out: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    numbers = {"request", "prompt", "cached", "output", "waited", "retracted", "took"}
+    for name in rows[0]:
+        if name not in left_out:
+            table.add_column(
+                name, justify="right" if name in numbers else "left", no_wrap=name in numbers, overflow="fold"
+            )
+    for one in rows:
+        table.add_row(*(text for name, text in one.items() if name not in left_out))
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bandmaster why",
+        usage="bandmaster why [REQUEST...] DIR [--every-pass] [--legend] [--most N] [--json]",
+        description="Why a request waited, was retracted or refused, and how it ended; without a request, which ones"
+        " are worth asking for.",
+    )
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="REQUEST... DIR",
+        help="numbers of requests, as in log lines and metrics, or ids of answers; last, a journal directory, or a run"
+        " directory that holds one",
+    )
+    parser.add_argument("--every-pass", action="store_true", help="a line for each pass, where equal ones share one")
+    parser.add_argument("--legend", action="store_true", help="add what the words mean")
+    parser.add_argument("--most", type=_most, default=MOST, metavar="N", help=f"how many of each list [{MOST}]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _most(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of requests, from 1 to 100000")
+    return int(text)
+
+
+def _width() -> int:
+    """Columns of the terminal that is written to; 0 where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`bandmaster why`."""
+    options = _parser().parse_intermixed_args(argv)
+    *words, directory = options.words
+    try:
+        if words:
+            return tell(directory, asked_for(words), _width(), options)
+        return list_worst(directory, options)
+    except NoJournal as error:
+        print(f"bandmaster why: {error}; the directory stands behind the requests", file=sys.stderr)
+        return USAGE
+    except OutputLost as error:
+        if str(error):
+            print(f"bandmaster why: {error}", file=sys.stderr)
+        return LOST
+    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
+        print(f"bandmaster why: {error}", file=sys.stderr)
+        return DAMAGED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
