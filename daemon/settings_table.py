@@ -311,6 +311,16 @@ class Settings:
         "bytes", 8 * MIB, "largest request body, and largest message of a front end", ALL, low=KIB, high=GIB
     )
 
+    sse_keepalive_s: float = _row(
+        "seconds",
+        15.0,
+        "silence after which a stream gets a comment, so that no proxy closes it while a daemon or rank comes back",
+        HTTP,
+        low=0.1,
+        high=3600,
+        zero="never",
+    )
+
     # --- processes
     run_dir: str = _row(
         "path", "", "directory of journal, logs and sockets; empty: a private one under the user's state directory", ALL

@@ -83,6 +83,7 @@ async def run(settings: Settings, tokenizer: Tokenizer, template: ChatTemplate |
         served_name=settings.served_model_name,
         api_keys=tuple(key for key in settings.api_key.split(",") if key),
         body_limit_bytes=settings.request_size_limit_bytes,
+        sse_keepalive_s=settings.sse_keepalive_s,
         log=log,
     )
     url_file = paths.path / "frontend.url"

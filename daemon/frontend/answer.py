@@ -146,16 +146,23 @@ class Answer:
             await self._whole(send, renderer, generation)
 
     async def _stream(self, sink: StreamSink, generation: Generation) -> None:
-        try:
-            await generation.run(sink)
-        except ApiError as error:
-            if not sink.open:
-                raise
+        error: ApiError | None = None
+        async with trio.open_nursery() as nursery:
+            if self._service.sse_keepalive_s:
+                nursery.start_soon(sink.keep_alive, self._service.sse_keepalive_s)
+            try:
+                await generation.run(sink)
+            except ApiError as caught:
+                error = caught
+            nursery.cancel_scope.cancel()
+        if error is None:
+            self._end = "ok"
+            await sink.done()
+        elif sink.open:
             self._end = error.code or "error"
             await sink.fail(error)
-            return
-        self._end = "ok"
-        await sink.done()
+        else:
+            raise error
 
     async def _whole(self, send: Send, renderer: Renderer, generation: Generation) -> None:
         sink = WholeSink(len(generation.choices))

@@ -67,6 +67,7 @@ class Service:
     api_keys: tuple[str, ...] = ()
     body_limit_bytes: int = 8 << 20
     body_timeout_s: float = 60.0
+    sse_keepalive_s: float = 15.0  # 0: none
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
     now_unix_s: Callable[[], int] = field(default=lambda: int(time.time()))

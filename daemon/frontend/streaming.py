@@ -2,12 +2,15 @@
 
 Owns the order of events on the wire. Must never decide how a request ends. Invariants: the status line waits for the
 daemon's acceptance, so a refusal is a plain answer; `[DONE]` follows success only; anything else ends with one `error`
-event in the API's shape.
+event in the API's shape. While nothing is there to be said a comment says that the stream lives: a proxy would close
+one that is silent for as long as a daemon needs to come back.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import trio
 
 from daemon.frontend.choice import Choice
 from daemon.frontend.errors import ApiError
@@ -21,6 +24,7 @@ SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment: clients skip it
 
 
 class StreamSink:
@@ -32,12 +36,42 @@ class StreamSink:
         self._options = options
         self._generation = generation
         self.open = False  # the status line was sent
+        self._sending = False  # calls come one at a time, but for comments
+        self._commenting: trio.Event | None = None
+        self._sent_s = 0.0  # trio time
 
     def _usage(self) -> Document | None:
         return usage(self._generation) if self._options.continuous_usage else None
 
     async def _body(self, data: bytes, more: bool = True) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._say({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        if self._commenting is not None:
+            await self._commenting.wait()
+        self._sending = True
+        try:
+            await self._send(message)
+        finally:
+            self._sending, self._sent_s = False, trio.current_time()
+
+    async def keep_alive(self, every_s: float) -> None:
+        """A comment whenever nothing was sent for `every_s`, until cancelled; one that was begun is sent whole."""
+        while True:
+            now_s = trio.current_time()
+            quiet = self.open and not self._sending
+            await trio.sleep_until(self._sent_s + every_s if quiet else now_s + every_s)
+            if self.open and not self._sending and self._sent_s + every_s <= trio.current_time():
+                await self._comment()
+
+    async def _comment(self) -> None:
+        self._commenting = over = trio.Event()
+        try:
+            with trio.CancelScope(shield=True):
+                await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        finally:
+            self._commenting, self._sent_s = None, trio.current_time()
+            over.set()
 
     async def _event(self, document: bytes) -> None:
         await self._body(b"data: " + document + b"\n\n")
@@ -45,7 +79,7 @@ class StreamSink:
     async def started(self) -> None:
         """The status line, and for chats each choice's role."""
         self.open = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+        await self._say({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
         if self._options.endpoint == CHAT:
             counts = self._usage()
             events = [self._renderer.role_chunk(choice, counts) for choice in self._generation.choices]

@@ -171,10 +171,10 @@ def http_client(service: Service, **options: Any) -> httpx.AsyncClient:
 
 
 def events_of(body: str) -> list[str]:
-    """The `data` of every server-sent event; named events as `NAME: DATA`."""
+    """The `data` of every server-sent event; named events as `NAME: DATA`. Comments are none."""
     found = []
     for block in body.split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in block.split("\n") if line)
+        lines = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))
         if lines:
             found.append((lines["event"] + ": " if "event" in lines else "") + lines["data"])
     return found
