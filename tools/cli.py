@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command("tools.export.command", "a journal as JSON Lines"),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
     "trim": Command("tools.trim", "delete what a journal no longer needs, once two snapshots prove it"),
+    "top": Command("tools.top.command", "a live view of a running daemon: arena, rates, requests, decisions"),
     "bench": Command(
         "tools.bench",
         "measure: the core, the allocator, the cache, serving, kernels, pressure; `bench --help` lists them",

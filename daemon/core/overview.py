@@ -1,7 +1,7 @@
 """Overview: the live requests as rows for a watcher, in a time that does not depend on how many wait.
 
 Owns a read-only view. Must never change anything, and no decision may read it. Invariant: at most `rows_max` requests
-are looked at: those on the ranks first, by row, then the queue from its head.
+are looked at: those on the ranks first, by row, then the queue from its head, of which at most `QUEUED_MAX`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from itertools import islice
 import msgspec
 
 from daemon.core.passes import PARKED, waits_for
-from daemon.core.requests import Request
+from daemon.core.requests import Request, State
 from daemon.core.state import CoreState
 
 NS_PER_MS = 1_000_000
+QUEUED_MAX = 128
+LOOKED_MAX = 1024  # of the queue, for the place of one request
+STAGES = {state: state.value for state in State}
 
 
 class LiveRow(msgspec.Struct, array_like=True, frozen=True):
@@ -55,18 +58,19 @@ def live_rows(core: CoreState, now_ns: int, rows_max: int) -> list[LiveRow]:
         column[places].tolist() if places else [] for column in (core.rows.output, core.rows.pages, core.rows.shared)
     )
     found = [_row(core, owner, now_ns, -1, output[at], pages[at], shared[at]) for at, owner in enumerate(owners)]
-    for ahead, request in enumerate(islice(core.queue, rows_max - len(found))):
+    for ahead, request in enumerate(islice(core.queue, min(QUEUED_MAX, rows_max - len(found)))):
         found.append(_row(core, request, now_ns, ahead, request.output_tokens, 0, 0))
     return found
 
 
 def live_row(core: CoreState, number: int, now_ns: int) -> LiveRow | None:
-    """One live request; None when it is not live. One that is queued is looked for in the queue."""
+    """One live request; None when it is not live. `ahead` stops counting at `LOOKED_MAX`."""
     request = core.requests.get(number)
     if request is None:
         return None
     if request.row < 0:
-        ahead = next(at for at, queued in enumerate(core.queue) if queued is request)
+        places = enumerate(islice(core.queue, LOOKED_MAX))
+        ahead = next((at for at, queued in places if queued is request), LOOKED_MAX)
         return _row(core, request, now_ns, ahead, request.output_tokens, 0, 0)
     row, rows = request.row, core.rows
     return _row(core, request, now_ns, -1, int(rows.output[row]), int(rows.pages[row]), int(rows.shared[row]))
@@ -83,7 +87,7 @@ def _row(
         group.id,
         core.frontends[group.frontend],
         request.choice,
-        request.state.value,
+        STAGES[request.state],
         (now_ns - request.arrived_ns) // NS_PER_MS,
         request.priority,
         request.row,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daemon.core.limits import CoreConfig
-from daemon.core.overview import LiveRow, live_row, live_rows
+from daemon.core.overview import QUEUED_MAX, LiveRow, live_row, live_rows
 from tests.core.scenes import drive, last_row_parks, stage
 from tests.core.world import World
 
@@ -88,3 +88,12 @@ def test_before_the_first_epoch_there_is_nothing_to_show() -> None:
     """A core without memory has no rows; nothing raises."""
     world = World(CoreConfig(page_size=4))
     assert seen(world) == []
+
+
+def test_of_a_long_queue_the_head_is_told() -> None:
+    """However many wait, and however many rows are asked for."""
+    world = World(CoreConfig(page_size=4, max_running_requests=1, max_batched_tokens=32))
+    for k in range(QUEUED_MAX + 20):
+        world.send(f"r{k}", 5, 12)
+    rows = seen(world, 10**6)
+    assert [row.ahead for row in rows if row.row < 0] == list(range(QUEUED_MAX))

@@ -10,6 +10,7 @@ import pytest
 
 from tools import bench_core, bench_hits, bench_oversubscription, bench_pressure, replay
 from tools.simulate import command as simulate
+from tools.top import command as top
 from tools.worlds import command as worlds
 from tools.worlds import scenario
 
@@ -21,6 +22,7 @@ COMMANDS: list[Callable[[list[str]], object]] = [
     replay.main,
     scenario.main,
     simulate.main,
+    top.main,
     worlds.main,
 ]
 

@@ -1,0 +1,1 @@
+"""`bandmaster top`: a live view of a running daemon in the terminal."""

@@ -1,0 +1,182 @@
+"""top: a live view of a running daemon: its arena, rates, requests and decisions.
+
+    bandmaster top [RUN_DIR|ENDPOINT]        look at it; `?` tells the keys
+    bandmaster top RUN_DIR --once            one frame as text
+    bandmaster top RUN_DIR --json            one answer as JSON, with the rates of one interval
+    bandmaster top RUN_DIR --svg FILE        the picture as a file, after `--after` seconds
+
+Owns where the daemon is found. Must never start, stop or slow one. Exit code 0; 1: it cannot be watched, or its answer
+could not be printed; 2: usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from rich.console import Console
+
+from daemon.run_dir import RunDir
+from ipc.errors import DaemonLost, EndpointError, KeyFileError
+from ipc.keys import load_client_keys
+from tools.output import printing
+from tools.top.feed import NoAnswer, Place, first
+from tools.top.history import History
+from tools.top.page import Page, Wishes
+from tools.top.requests import ORDERS
+
+FAILED, USAGE = 1, 2
+INTERVAL_LEAST_S, INTERVAL_MOST_S = 0.1, 60.0
+
+
+class NotFound(Exception):
+    """No daemon can be meant; the text says what to name."""
+
+
+def run_directories() -> list[Path]:
+    """Run directories in the user's state directory whose daemon lives."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "bandmaster"
+    return sorted(path for path in state.glob("*") if path.is_dir() and RunDir(path).owner())
+
+
+def endpoint_of(where: str) -> tuple[str, str]:
+    """The endpoint that a run directory, an endpoint or nothing means, and its name for people; raises NotFound."""
+    if "://" in where:
+        return where, where
+    if not where:
+        found = run_directories()
+        if len(found) != 1:
+            which = ", ".join(map(str, found)) if found else "no run directory in the state directory has a live daemon"
+            raise NotFound(f"name the run directory or the endpoint of the daemon to watch: {which}")
+        where = str(found[0])
+    directory = Path(where).absolute()
+    if not directory.is_dir():
+        raise NotFound(f"{where} is no run directory; an endpoint looks like ipc://PATH or tcp://HOST:PORT")
+    return RunDir(directory).front_endpoint, where
+
+
+def place_of(options: argparse.Namespace) -> Place:
+    """Where to look, by the arguments; raises NotFound, KeyFileError and OSError."""
+    endpoint, name = endpoint_of(options.where)
+    keys = load_client_keys(Path(options.keys), options.client) if options.keys else None
+    return Place(endpoint, name, keys, options.insecure)
+
+
+# --- one frame -----------------------------------------------------------------------------------------------------
+
+
+def observed(place: Place, interval_s: float) -> History:
+    """What two answers tell; raises DaemonLost and NoAnswer."""
+    history = History(place.name)
+    for watched in trio.run(first, place, interval_s):
+        history.take(watched)
+    return history
+
+
+def as_json(history: History) -> dict[str, Any]:
+    """The newest answer as plain values with names, and the rates."""
+    watched = history.watched
+    assert watched is not None, "it was observed"
+    document: dict[str, Any] = msgspec.to_builtins(watched)
+    document["requests"] = [_named(row) for row in watched.requests]
+    document["decisions"] = [{"serial": told.serial, **_named(told.decided)} for told in watched.decisions]
+    document["rates"] = {name: getattr(history.rates, name) for name in history.rates.__slots__}
+    return document
+
+
+def _named(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__struct_fields__}
+
+
+def show_once(history: History, wishes: Wishes, width: int, height: int) -> None:
+    """One frame; in colours where the output is a terminal."""
+    console = Console(width=width, highlight=False)
+    for line in Page(history, wishes).frame(width, height):
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and 40 <= int(width) <= 500 and 12 <= int(height) <= 300):
+        raise argparse.ArgumentTypeError(f"{text!r} is no COLUMNSxLINES from 40x12 to 500x300")
+    return int(width), int(height)
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not INTERVAL_LEAST_S <= seconds <= INTERVAL_MOST_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of seconds from {INTERVAL_LEAST_S:g} to {INTERVAL_MOST_S:g}"
+        )
+    return seconds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bandmaster top", description="A live view of a running daemon.")
+    about = "its run directory, or its endpoint; without one: the only run directory that has a live daemon"
+    parser.add_argument("where", nargs="?", default="", metavar="RUN_DIR|ENDPOINT", help=about)
+    parser.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS", help="ask so often [default 1]")
+    parser.add_argument("--sort", choices=list(ORDERS), default=next(iter(ORDERS)), help="the table's order")
+    parser.add_argument("--filter", default="", metavar="TEXT", help="only requests whose line contains it")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--once", action="store_true", help="print one frame and end")
+    form.add_argument("--json", action="store_true", help="print one answer as JSON and end")
+    form.add_argument("--svg", default="", metavar="FILE", help="write the picture after --after seconds and end")
+    parser.add_argument("--after", type=float, default=10.0, metavar="SECONDS", help="for --svg [default 10]")
+    parser.add_argument(
+        "--size", type=_size, metavar="COLUMNSxLINES", help="for --once and --svg [default the terminal's]"
+    )
+    parser.add_argument("--keys", default="", metavar="DIR", help="directory with the client's keys, for tcp endpoints")
+    parser.add_argument("--client", default="client", metavar="NAME", help="whose keys of that directory")
+    parser.add_argument("--insecure", action="store_true", help="tcp without keys")
+    return parser
+
+
+def _run(options: argparse.Namespace, place: Place) -> int:
+    width, height = options.size or shutil.get_terminal_size((100, 40))
+    wishes = Wishes(order=options.sort, wanted=options.filter)
+    if options.once or options.json:
+        history = observed(place, options.interval)
+        with printing():
+            if options.json:
+                print(json.dumps(as_json(history)))
+            else:
+                show_once(history, wishes, width, height)
+        return 0
+    from tools.top.app import Top  # only here: what prints a frame need not wait for the whole of it
+
+    app = Top(place, options.interval, wishes)
+    if options.svg:
+        app.picture(Path(options.svg), options.after)
+        app.run(headless=True, size=(width, height))
+    else:
+        app.run()
+    return app.return_code or 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look at a daemon; the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        return _run(options, place_of(options))
+    except (NotFound, KeyFileError, EndpointError) as error:
+        print(f"bandmaster top: {error}", file=sys.stderr)
+        return USAGE
+    except (DaemonLost, NoAnswer, trio.TooSlowError) as error:
+        print(f"bandmaster top: {error}", file=sys.stderr)
+        return FAILED
