@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from daemon.core.account import Account
+from daemon.core.state import CoreState
 from journal.reader import Record
 from journal.records import Kind
 from tools.accounts.finding import Findings
@@ -60,13 +61,17 @@ class Result:
 
 
 class Checker:
-    """Walks records, lines and scrapes side by side. `lines` None: there is no log; scrapes come in order."""
+    """Walks records, lines and scrapes side by side. `lines` None: there is no log; scrapes come in order.
 
-    def __init__(self, lines: LogLines | None, scrapes: Iterable[Scrape] = ()) -> None:
+    `alive`: the newest life goes on while it is read.
+    """
+
+    def __init__(self, lines: LogLines | None, scrapes: Iterable[Scrape] = (), alive: bool = False) -> None:
         self.result = Result()
         self.findings = self.result.findings
         self.journal = JournalCount(self.findings)
         self._source = lines
+        self._alive = alive
         self._lines: Iterator[Line] = iter(lines if lines is not None else ())
         self._line = next(self._lines, None)
         self._scrapes = iter(scrapes)
@@ -78,9 +83,11 @@ class Checker:
         self._said: set[tuple[str, str]] = set()  # what was found in this life already
         self._newest: Scrape | None = None  # of this life
         self._in_life = 0  # scrapes
+        self._unsure: list[Told] = []  # without a line in the last iteration that the log has of this life
 
-    def begin_at(self, sequence: int) -> None:
-        """The journal's count begins at a snapshot behind this record, and so does the log's."""
+    def begin_at(self, sequence: int, life: str, state: CoreState) -> None:
+        """Counting begins at a snapshot behind this record, in the journal and in the log."""
+        self.journal.begin_at(sequence, life, state)
         self._log_begins = sequence
         self._start_log()
 
@@ -88,14 +95,14 @@ class Checker:
         """Read everything; raises what the walk raises."""
         for record in records:
             if record.kind == Kind.OPENED:
-                self._end_life()
+                self._end_life(last=False)
             self.journal.take(record)
             if record.kind == Kind.OPENED:
                 self._start_log()
             self._behind(record.sequence)
             self.result.records += 1
             seen(record)
-        self._end_life()
+        self._end_life(last=True)
         if self._line is not None:
             self.findings.note(f"the log has lines of life {self._line.life[:8]}, which the journal does not have")
         if self._source is not None and self._source.headless:
@@ -136,8 +143,11 @@ class Checker:
         if matched == due:
             return
         missing, extra = Counter(due) - Counter(matched), Counter(matched) - Counter(due)
-        for one in missing:
-            self._lack(sequence, one)
+        if self._line is None or self._line.life != life.life:
+            self._unsure = list(missing.elements())  # the last lines of a life may have been cut off among these
+        else:
+            for one in missing.elements():
+                self._lack(sequence, one)
         for one in extra:
             self._find("log", sequence, "extra", f"the line of {_words(one)} has no record")
         if not missing and not extra:
@@ -213,7 +223,7 @@ class Checker:
     def _start_log(self) -> None:
         """The log's lines of the life that was opened; those of others in front of them are passed over."""
         self._log, self._announced, self._missing = LogCount(), 0, 0
-        self._said, self._newest, self._in_life = set(), None, 0
+        self._said, self._newest, self._in_life, self._unsure = set(), None, 0, []
         life = self.journal.life
         if self._log_begins:
             self._log = _as_if_read(life)
@@ -226,20 +236,21 @@ class Checker:
         if passed:
             self.findings.note(f"the log has {passed} lines of lives that the journal does not have")
 
-    def _end_life(self) -> None:
+    def _end_life(self, last: bool) -> None:
         """The end of a life: what of it is in one and not in the other."""
         if not self.journal.lives:
             return
         life = self.journal.life
-        closed = life.closed is not None
+        closed, goes_on = life.closed is not None, last and self._alive
         self.journal.settle(life.last) if closed else self.journal.end()
         self._behind(life.last)
         beyond = 0
         while self._line is not None and self._line.life == life.life:
             beyond += self._line.told is not None
             self._line = next(self._lines, None)
-        tail = self._due(life.last)
-        log = self._log_at_end(life, tail, beyond, closed)
+        self._scrapes_beyond(life, closed or goes_on)
+        tail = self._unsure + self._due(life.last)
+        log = self._log_at_end(life, tail, 0 if goes_on else beyond, closed)
         counted = life.account()
         for problem in counted.problems():
             self._find("journal", life.last, problem.split(" is ")[0], problem)
@@ -251,6 +262,18 @@ class Checker:
             LifeResult(life.number, life.life, counted, log, metrics, ends, scrapes, closed, life.reopened, lost)
         )
         self._log_begins = 0
+
+    def _scrapes_beyond(self, life: LifeCount, whole: bool) -> None:
+        """Scrapes behind records that the journal does not have."""
+        beyond = 0
+        while self._scrape is not None and self._of_this_life(self._scrape):
+            beyond += 1
+            self._scrape = next(self._scrapes, None)
+        text = f"{beyond} scrapes of life {life.number} are of records that the journal does not have"
+        if beyond and whole:
+            self._find("metrics", life.last, "beyond", text)
+        elif beyond:
+            self.findings.note(f"{text}: its machine died, or its disk failed")
 
     def _log_at_end(self, life: LifeCount, tail: list[Told], beyond: int, closed: bool) -> Account | None:
         """The log's account of a whole life; None where the log does not have it."""
@@ -268,7 +291,7 @@ class Checker:
         for told in tail if closed else ():
             self._lack(life.last, told)
         if tail and not closed:
-            self.findings.note(f"life {life.number} was cut off: the lines of its last {len(tail)} events are missing")
+            self.findings.note(f"life {life.number} has no end: the lines of its last {len(tail)} events are missing")
             return self._log.account()
         account = self._log.account()
         for problem in account.problems():

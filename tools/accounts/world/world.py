@@ -45,10 +45,12 @@ from tools.accounts.world.wire import Switchboard
 
 FATES = ("killed", "drained", "crashed", "raised", "given_up", "full", "stopped", "rest")
 EPOCH_DEATHS = 3  # in the middle of each life, on average
+EPOCH_LEAST_S = 1.5  # between two of them, on average
 RATE = 250.0  # requests a second of the world
 OPEN_MAX = 400  # requests that clients have open at once
 SCRAPE_S = 0.1
-BARE_SHARE = 0.1  # of requests
+BARE_EACH = 240  # one bare client, with some 40 requests, for so many others, and one soon
+BARE_FIRST = 10
 MARGIN = 0.05  # of a life's requests that come once its end has begun, at most
 DOWN_S = 0.3  # between two lives
 EPOCH_NS = 1_700_000_000 * NS_PER_S
@@ -104,7 +106,7 @@ def world_settings(run_dir: Path, **changes: Any) -> Settings:
         "rank_runner": "modeled",
         "rank_option": options,
         "page_size": 8,
-        "arena_bytes": 1 << 20,
+        "arena_bytes": 1 << 13,
         "max_running_requests": 48,
         "max_queued_requests": 96,
         "max_num_batched_tokens": 512,
@@ -209,9 +211,10 @@ class World:
         self, fate: str, until: int, daemon: Daemon, life: trio.CancelScope, nursery: trio.CancelScope
     ) -> None:
         tally = self.outcome.tally
+        share_s = self.requests / len(self._fates) / RATE
         self._quota = until + MARGIN * self.requests / len(self._fates)
         while tally.sent < until and not self._all_sent.is_set():
-            await trio.sleep(self.rng.expovariate(EPOCH_DEATHS * RATE / max(1, self.requests // len(self._fates))))
+            await trio.sleep(self.rng.expovariate(1 / max(share_s / EPOCH_DEATHS, EPOCH_LEAST_S)))
             if tally.sent < until:
                 self.machine.kill()
         if fate in ("killed", "crashed"):
@@ -228,7 +231,11 @@ class World:
         else:
             while fate == "rest" and not await self._at_rest(daemon):
                 await trio.sleep(SCRAPE_S)
+            await trio.sleep(2 * SCRAPE_S)
             daemon.engine.stop()
+        while True:  # some ends need traffic to come about
+            await trio.sleep(SCRAPE_S)
+            self._quota += 1
 
     def _raise_once(self, daemon: Daemon) -> None:
         feed = daemon.core.feed
@@ -259,7 +266,7 @@ class World:
                 await trio.sleep(self.rng.expovariate(RATE * burst))
                 rng = random.Random(self.rng.getrandbits(64))
                 await self._open.acquire_on_behalf_of(index)
-                if rng.random() < BARE_SHARE / 24:
+                if index % BARE_EACH == BARE_FIRST:
                     bare = BareClient(self.board, f"bare-{index}", rng, tally)
                     nursery.start_soon(self._client_task, index, bare.run)
                 else:

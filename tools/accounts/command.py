@@ -1,0 +1,197 @@
+"""`bandmaster accounts`: what became of all requests, by journal, log and metrics; they must count the same.
+
+    bandmaster accounts RUN_DIR [--url URL] [--for SECONDS] [--log FILE] [--json]    a real run, alive or not
+    bandmaster accounts --simulate 36000 [--seed N] [--keep DIR] [--json]            the daemon in a simulated world
+    bandmaster accounts --plants [--only NAME] [--json]                              faults that must be found
+
+Owns the command line. Must never write into a run directory. Exit code 0: all three agree, or every plant was found; 1:
+they do not, or one was missed, or the output was lost; 2: usage; 4: a journal that is damaged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from allocator.graph import GraphError
+from journal.errors import JournalError
+from tools.accounts.check import Result
+from tools.accounts.directory import NoMetrics, alive, check_directory, scrape_for, scrape_socket
+from tools.accounts.metrics_side import Scrape
+from tools.accounts.show import as_json, show
+from tools.journal_files import Foreign, NoJournal
+from tools.output import OutputLost, printing
+
+AGREED, DIFFERS, USAGE, DAMAGED = 0, 1, 2, 4
+EVERY_S = 0.5
+
+
+class BadUsage(Exception):
+    """What was asked for makes no sense; the message says why."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="bandmaster accounts", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("directory", nargs="?", default="", metavar="RUN_DIR", help="a run directory, or a journal directory")
+    add("--url", default="", metavar="URL", help="a front end of the daemon that runs there; its /metrics is scraped")
+    text = "scrape for so long, twice a second, before all is compared; needs --url"
+    add("--for", dest="seconds", type=float, default=0.0, metavar="SECONDS", help=text)
+    add("--log", default="", metavar="FILE", help="the daemon's log, where it is not RUN_DIR/logs/daemon.log")
+    text = "let so many requests pass through the daemon in a simulated world, and check that"
+    add("--simulate", type=int, default=0, metavar="REQUESTS", help=text)
+    add("--seed", type=int, default=1, metavar="N", help="of the simulated world [1]")
+    add("--keep", default="", metavar="DIR", help="where the simulated run stays: a new directory")
+    add("--plants", action="store_true", help="plant faults in small simulated worlds; each must be found")
+    add("--only", default="", metavar="NAME", help="with --plants: only this one")
+    add("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`bandmaster accounts`."""
+    options = build_parser().parse_args(argv)
+    try:
+        _check_usage(options)
+        if options.plants:
+            return _plants(options)
+        if options.simulate:
+            return _simulate(options)
+        return _directory(options)
+    except (BadUsage, NoJournal, NoMetrics) as error:
+        print(f"bandmaster accounts: {error}", file=sys.stderr)
+        return USAGE
+    except OutputLost as error:
+        if str(error):
+            print(f"bandmaster accounts: {error}", file=sys.stderr)
+        return DIFFERS
+    except (Foreign, JournalError, GraphError, msgspec.ValidationError, OSError) as error:
+        print(f"bandmaster accounts: {error}", file=sys.stderr)
+        return DAMAGED
+
+
+def _check_usage(options: argparse.Namespace) -> None:
+    asked = [bool(options.directory), bool(options.simulate), options.plants]
+    if sum(asked) != 1:
+        raise BadUsage("name one of RUN_DIR, --simulate REQUESTS and --plants")
+    if options.simulate < 0:
+        raise BadUsage(f"--simulate {options.simulate}: at least 1 request")
+    if (options.url or options.seconds or options.log) and not options.directory:
+        raise BadUsage("--url, --for and --log belong to a RUN_DIR")
+    if options.seconds and not options.url:
+        raise BadUsage("--for needs the --url of a front end")
+    if options.keep and not options.simulate:
+        raise BadUsage("--keep belongs to --simulate")
+    if options.keep and Path(options.keep).exists() and any(Path(options.keep).iterdir()):
+        raise BadUsage(f"--keep {options.keep}: there is something in it; name a new directory")
+
+
+def _directory(options: argparse.Namespace) -> int:
+    scrapes: list[Scrape] = []
+    living = alive(options.directory)
+    if options.url:
+        with _bar() as progress:
+            task = progress.add_task("scraping", total=max(1, round(options.seconds / EVERY_S)))
+            scrapes = scrape_for(options.url, options.seconds, EVERY_S, lambda _: progress.advance(task))
+    elif living:
+        scrapes = [scrape_socket(options.directory)]
+    result = check_directory(options.directory, options.log, scrapes, living)
+    if not scrapes:
+        result.findings.note("no metrics: no daemon runs there, and no --url was named")
+    return _tell(options, result, {})
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from tools.accounts.simulated import simulate  # the ranks' modules are not needed to read a directory
+
+    with tempfile.TemporaryDirectory(prefix="bandmaster-accounts-") as temporary, _bar() as progress:
+        directory = Path(options.keep or temporary) / "run"
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        task = progress.add_task("requests", total=options.simulate)
+        run = simulate(
+            directory, options.simulate, options.seed, progress=lambda sent: progress.update(task, completed=sent)
+        )
+    outcome = run.outcome
+    world = {
+        "requests": outcome.tally.sent,
+        "seconds": round(outcome.seconds, 1),
+        "lives": [f"{fate}: {code}" for fate, code in outcome.lives],
+        "clients_were_told": dict(sorted(outcome.tally.told.items())),
+    }
+    return _tell(options, run.result, {"world": world})
+
+
+def _plants(options: argparse.Namespace) -> int:
+    from tools.accounts.plants import PLANTS, try_plant
+
+    chosen = [planted for planted in PLANTS if options.only in ("", planted.name)]
+    if not chosen:
+        raise BadUsage(f"--only {options.only}: the plants are {', '.join(planted.name for planted in PLANTS)}")
+    rows: list[dict[str, Any]] = []
+    with _bar() as progress:
+        for planted in progress.track(chosen, description="plants"):
+            found = try_plant(planted, options.seed)
+            kept = [one for one in found.result.findings.kept if one.between == planted.between]
+            first = kept[0].text if kept else ""
+            where = f"life {kept[0].life}, record {kept[0].sequence}" if kept else ""
+            rows.append(
+                {"plant": planted.name, "what": planted.about, "found": found.found, "where": where, "first": first}
+            )
+    with printing():
+        if options.json:
+            print(json.dumps({"plants": rows, "found": sum(row["found"] for row in rows)}))
+        else:
+            _show_plants(rows)
+    return AGREED if all(row["found"] for row in rows) else DIFFERS
+
+
+def _show_plants(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="planted faults", title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(("yes" if text else "NO") if isinstance(text, bool) else str(text) for text in row.values()))
+    console = Console()
+    console.print(table)
+    console.print(f"{sum(row['found'] for row in rows)} of {len(rows)} found", highlight=False)
+
+
+def _tell(options: argparse.Namespace, result: Result, more: dict[str, Any]) -> int:
+    with printing():
+        if options.json:
+            print(json.dumps(as_json(result) | more))
+        else:
+            console = Console()
+            for name, value in more.get("world", {}).items():
+                console.print(f"{name.replace('_', ' ')}: {_plain(value)}", highlight=False, soft_wrap=True)
+            show(console, result)
+    return AGREED if result.agrees else DIFFERS
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count:,}" for name, count in value.items())
+    return ", ".join(value) if isinstance(value, list) else f"{value:,}"
+
+
+def _bar() -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,306 @@
+"""Plants: ways in which a daemon may miscount, each made in a simulated world, each to be found.
+
+Owns the table. Must never be part of a daemon that serves. Some of these the daemon once did itself.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from daemon.app import Daemon
+from daemon.core.account import Account
+from daemon.core.inputs import Arrived
+from daemon.core.outputs import Decided
+from daemon.core.reasons import Verdict
+from ipc.messages import Finished
+from tools.accounts.check import Result
+from tools.accounts.simulated import simulate
+from tools.accounts.world.world import Plant
+
+REQUESTS = 240
+FATES = ("killed", "rest")
+EACH = 20  # every so many events one is wrong
+
+
+class Planted(NamedTuple):
+    """One fault: what is wrong, who then counts otherwise than the others, and the planting, made anew for each run."""
+
+    name: str
+    about: str
+    between: str
+    make: Callable[[], Plant]
+    fates: tuple[str, ...] = FATES
+
+
+class WrongLog:
+    """A logger that passes `write(event, values, line)` every line; what that calls is written."""
+
+    def __init__(self, log: Any, wrong: Callable[[str, dict[str, Any], Callable[..., None]], None]) -> None:
+        self._log, self._wrong = log, wrong
+
+    def __getattr__(self, level: str) -> Any:
+        line = getattr(self._log, level)
+        if level != "info":
+            return line
+        return lambda event, **values: self._wrong(event, values, line)
+
+
+def _log(wrong: Callable[[str, dict[str, Any], Callable[..., None]], None]) -> Plant:
+    def plant(daemon: Daemon) -> None:
+        daemon.observer._log = WrongLog(daemon.observer._log, wrong)
+
+    return plant
+
+
+def _fed(wrong: Callable[[Daemon, Any, Any], None]) -> Plant:
+    """What happens behind every input."""
+
+    def plant(daemon: Daemon) -> None:
+        feed = daemon.core.feed
+
+        def feed_wrong(item: Any) -> Any:
+            out = feed(item)
+            wrong(daemon, item, out)
+            return out
+
+        daemon.core.feed = feed_wrong  # type: ignore[method-assign]
+
+    return plant
+
+
+def _account(wrong: Callable[[Daemon, Account], Account]) -> Plant:
+    """What the core says that it counts."""
+
+    def plant(daemon: Daemon) -> None:
+        told = daemon.core.account
+        daemon.core.account = lambda: wrong(daemon, told())  # type: ignore[method-assign]
+
+    return plant
+
+
+def _replies_counted() -> Plant:
+    def plant(daemon: Daemon) -> None:
+        take = daemon.observer._take
+
+        def take_wrong(iteration: Any) -> None:
+            take(iteration)
+            for item, outputs in zip(iteration.inputs, iteration.outputs, strict=True):
+                again = [one.message.reason for one in outputs.replies if isinstance(one.message, Finished)]
+                if isinstance(item, Arrived):
+                    daemon.metrics.ended(again)
+
+        daemon.observer._take = take_wrong  # type: ignore[method-assign]
+
+    return plant
+
+
+def _line_lost() -> Plant:
+    seen = count(1)
+
+    def wrong(event: str, values: dict[str, Any], line: Callable[..., None]) -> None:
+        if event != "Finished" or next(seen) % EACH:
+            line(event, **values)
+
+    return _log(wrong)
+
+
+def _line_twice() -> Plant:
+    seen = count(1)
+
+    def wrong(event: str, values: dict[str, Any], line: Callable[..., None]) -> None:
+        line(event, **values)
+        if event == "Accepted" and not next(seen) % EACH:
+            line(event, **values)
+
+    return _log(wrong)
+
+
+def _resumed_as_refused() -> Plant:
+    def wrong(event: str, values: dict[str, Any], line: Callable[..., None]) -> None:
+        if event == "NotResumed":
+            line("Refused", sequence=0, n=1, **values)
+        else:
+            line(event, **values)
+
+    return _log(wrong)
+
+
+def _lines_swapped() -> Plant:
+    kept: list[dict[str, Any]] = []
+
+    def wrong(event: str, values: dict[str, Any], line: Callable[..., None]) -> None:
+        if event == "Finished" and not kept:
+            kept.append(values)
+            return
+        line(event, **values)
+        if event == "Accepted" and kept:
+            line("Finished", **kept[0] | {"sequence": values["sequence"]})
+
+    return _log(wrong)
+
+
+def _abort_not_counted() -> Plant:
+    def wrong(daemon: Daemon, item: Any, out: Any) -> None:
+        if any(one.verdict == Verdict.ENDED and one.reason == "abort" for one in out.decisions):
+            daemon.core.state.totals.aborted -= 1
+
+    return _fed(wrong)
+
+
+def _refused_once() -> Plant:
+    def wrong(daemon: Daemon, item: Any, out: Any) -> None:
+        for one in out.decisions:
+            if one.verdict == Verdict.REFUSED:
+                daemon.core.state.totals.refused -= one.numbers["n"] - 1
+
+    return _fed(wrong)
+
+
+def _live_by_request() -> Plant:
+    def wrong(daemon: Daemon, account: Account) -> Account:
+        return account._replace(live=sum(1 for group in daemon.core.state.groups.values() if group.live))
+
+    return _account(wrong)
+
+
+def _carried_over() -> Plant:
+    before: list[Account] = [Account()]
+    newest: list[Account] = [Account()]
+
+    def plant(daemon: Daemon) -> None:
+        before[0], told = newest[0], daemon.core.account
+
+        def more() -> Account:
+            now = told()
+            newest[0] = now._replace(
+                received=now.received + before[0].received,
+                refused=now.refused + before[0].refused,
+                accepted=now.accepted + before[0].accepted,
+                finished=now.finished + before[0].finished,
+            )
+            return newest[0]
+
+        daemon.core.account = more  # type: ignore[method-assign]
+
+    return plant
+
+
+def _ahead() -> Plant:
+    def plant(daemon: Daemon) -> None:
+        refresh = daemon.refresh_metrics
+
+        def refresh_wrong() -> None:
+            refresh()
+            daemon.metrics.written(daemon.observer._sequence - 30, daemon.core.account())
+
+        daemon.refresh_metrics = refresh_wrong  # type: ignore[method-assign]
+
+    return plant
+
+
+def _not_followed() -> Plant:
+    def plant(daemon: Daemon) -> None:
+        daemon.observer._recovered = lambda item: None  # type: ignore[method-assign]
+
+    return plant
+
+
+def _observer_fails() -> Plant:
+    seen = count(1)
+
+    def plant(daemon: Daemon) -> None:
+        take = daemon.observer._take
+
+        def take_wrong(iteration: Any) -> None:
+            if not next(seen) % (10 * EACH):
+                raise RuntimeError("by order of the plant")
+            take(iteration)
+
+        daemon.observer._take = take_wrong  # type: ignore[method-assign]
+
+    return plant
+
+
+def _wrong_reason() -> Plant:
+    def plant(daemon: Daemon) -> None:
+        ended = daemon.metrics.ended
+        daemon.metrics.ended = lambda reasons: ended(  # type: ignore[method-assign]
+            "length" if reason == "stop" else reason for reason in reasons
+        )
+
+    return plant
+
+
+def _writer(wrong: Callable[[list[Any]], Iterable[Any]]) -> Plant:
+    def plant(daemon: Daemon) -> None:
+        append_all = daemon._writer.append_all
+        daemon._writer.append_all = lambda payloads: append_all(list(wrong(list(payloads))))  # type: ignore[method-assign]
+
+    return plant
+
+
+def _decision_lost() -> Plant:
+    seen = count(1)
+
+    def wrong(payloads: list[Any]) -> Iterable[Any]:
+        for one in payloads:
+            ended = isinstance(one, Decided) and one.verdict == Verdict.ENDED
+            if not ended or next(seen) != EACH:
+                yield one
+
+    return _writer(wrong)
+
+
+def _decision_changed() -> Plant:
+    def wrong(payloads: list[Any]) -> Iterable[Any]:
+        for one in payloads:
+            if isinstance(one, Decided) and one.verdict == Verdict.REFUSED and one.numbers["n"] > 1:
+                yield msgspec.structs.replace(one, numbers=one.numbers | {"n": 1})
+            else:
+                yield one
+
+    return _writer(wrong)
+
+
+PLANTS = (
+    Planted("replies_counted", "ends are counted again where they are only told again", "metrics", _replies_counted),
+    Planted("line_lost", "some lines `Finished` are dropped in silence", "log", _line_lost),
+    Planted("line_twice", "some lines `Accepted` are written twice", "log", _line_twice),
+    Planted("lines_swapped", "an end is told one request late", "log", _lines_swapped),
+    Planted("resumed_as_refused", "who resumes what is not known is logged as refused", "log", _resumed_as_refused),
+    Planted("abort_not_counted", "of several aborted choices one is not counted", "metrics", _abort_not_counted),
+    Planted("refused_once", "a refused request counts one, whatever its choices", "metrics", _refused_once),
+    Planted("live_by_request", "the gauge of live ones counts requests, not choices", "metrics", _live_by_request),
+    Planted("carried_over", "counters go on over the daemon's lives", "metrics", _carried_over),
+    Planted("ahead", "metrics name a record that they are ahead of", "metrics", _ahead),
+    Planted("not_followed", "requests of an earlier life end without a line", "log", _not_followed),
+    Planted("observer_fails", "an error within the metrics costs an iteration", "metrics", _observer_fails),
+    Planted("wrong_reason", "ends by a stop token are counted as ends by length", "metrics", _wrong_reason),
+    Planted("decision_lost", "an end is not in the journal", "journal", _decision_lost, ("rest",)),
+    Planted("decision_changed", "a refusal in the journal has one choice, not its own", "journal", _decision_changed),
+)
+
+
+class Found(NamedTuple):
+    """What came of one plant."""
+
+    planted: Planted
+    result: Result
+
+    @property
+    def found(self) -> bool:
+        """Somebody counts otherwise than the others, and it is said of the one it is about."""
+        return any(one.between == self.planted.between for one in self.result.findings.kept)
+
+
+def try_plant(planted: Planted, seed: int = 1, requests: int = REQUESTS) -> Found:
+    """Run a small world with the fault in every life."""
+    with tempfile.TemporaryDirectory(prefix="bandmaster-accounts-") as directory:
+        run = simulate(Path(directory) / "run", requests, seed, planted.fates, planted.make())
+        return Found(planted, run.result)
