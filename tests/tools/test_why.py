@@ -21,6 +21,7 @@ from journal.snapshots import decode_body, load, snapshot_names
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings
 from tests.core.scenes import drive, stage
+from tests.core.world import World
 from tests.journal.world import World as JournalWorld
 from tests.tidy.source import ROOT
 from tests.tools import why_scenes as scenes
@@ -35,13 +36,13 @@ SNAPSHOT_ITERATIONS = 400
 
 
 @pytest.fixture(scope="module")
-def few_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[scenes.World, scenes.Journaled, Path]:
+def few_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, scenes.Journaled, Path]:
     """The scene of few places on disk."""
     world, journal = scenes.few_rows()
     return world, journal, journal.write(tmp_path_factory.mktemp("few_rows"))
 
 
-Scene = tuple[scenes.World, scenes.Journaled, Path]
+Scene = tuple[World, scenes.Journaled, Path]
 
 
 def why(capsys: pytest.CaptureFixture[str], directory: Path, *arguments: str) -> tuple[int, str, str]:
@@ -109,7 +110,11 @@ def test_the_text_groups_passes_and_begins_with_a_summary(few_rows: Scene, capsy
     shown = out.splitlines()
     assert shown[0].startswith("request 3: id r2 of front end fe, prompt of 8 tokens, output at most 8")
     assert shown[1].startswith("  It took 24 ms from its arrival to its end: 16 ms waiting, ")
-    assert "6 ms for memory, 5 ms for its turn in the queue, 4 ms for a place in the batch" in shown[1]
+    assert (
+        "6 ms for memory, 4 ms for a place in the batch, 4 ms for its turn behind a request that waited for "
+        in shown[1]
+    )
+    assert any("1 request ahead of it" in line and "that one waits for memory: its prompt, " in line for line in shown)
     assert "accepted as request 3" in shown[2]
     assert any("2 of 2 are taken" in line and "(passed over 4 times in 3 ms)" in line for line in shown)
     assert "ended (length)" in shown[-1]
@@ -180,7 +185,7 @@ def test_a_request_of_a_life_that_was_killed_goes_on_in_the_next(
     second.writer.close()
     code, out, _ = why(capsys, tmp_path, str(number))
     assert code == 0
-    assert "the last that its process of the daemon wrote: it was killed or it crashed" in out
+    assert "the daemon's process stops here: it was killed or it crashed" in out
     assert "taken over from the journal by a new process of the daemon: it has " in out
     code, out, _ = why(capsys, tmp_path, "")
     assert code == 0
@@ -290,7 +295,8 @@ def test_the_id_of_an_answer_finds_the_requests_of_its_prompts(
     world, journal = scenes.journaled()
     for id in ("cmpl-1f-0", "cmpl-1f-1", "cmpl-1f3-0", "cmpl-1f-x", "12"):
         world.send(id, 5, 2)
-    directory = scenes.run(world) and journal.write(tmp_path)
+    scenes.run(world)
+    directory = journal.write(tmp_path)
     for asked, numbers in (("cmpl-1f", [1, 2]), ("cmpl-1f-1", [2]), ("cmpl-1f-x", [4]), ("cmpl-1f3", [3]), ("12", [5])):
         code, out, _ = why(capsys, directory, asked, "--json")
         assert (code, [one["request"] for one in json.loads(out)["requests"]]) == (0, numbers)
@@ -357,7 +363,7 @@ def test_a_reader_who_has_enough_is_no_error(few_rows: Scene) -> None:
 
 def test_decisions_of_another_version_are_told_without_passes() -> None:
     """Another core would say of passes what this one did not: only what was recorded is told, and a note says so."""
-    world = scenes.World(msgspec.structs.replace(scenes.CONFIG, max_running_requests=1), 64)
+    world = World(msgspec.structs.replace(scenes.CONFIG, max_running_requests=1), 64)
     journal = scenes.Journaled(world, DECISION_VERSION + 1)
     world.send("a", 5, 3)
     world.send("b", 5, 3)
@@ -369,6 +375,19 @@ def test_decisions_of_another_version_are_told_without_passes() -> None:
     assert "passed over" not in text
     assert "waits for a place in the batch: 1 of 1 are taken" in text
     assert times_of(follower.stories[0]).waited["rows"] > 0
+
+
+def test_quick_tells_what_was_recorded(few_rows: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same decisions, no passes, nothing that only replay knows; waiting is summed by decisions."""
+    for number in ("1", "2", "3"):
+        _, out, _ = why(capsys, few_rows[2], number, "--quick", "--json")
+        (quick,) = json.loads(out)["requests"]
+        _, out, _ = why(capsys, few_rows[2], number, "--json")
+        (whole,) = json.loads(out)["requests"]
+        recorded = [event for event in whole["events"] if "verdict" in event]
+        assert [event["numbers"] for event in quick["events"]] == [event["numbers"] for event in recorded]
+        assert quick["summary"]["whole_ns"] == whole["summary"]["whole_ns"]
+        assert quick["summary"]["spent_ns"].get("waiting") == whole["summary"]["spent_ns"].get("waiting")
 
 
 def test_from_the_first_decision_that_differs_no_pass_is_told() -> None:

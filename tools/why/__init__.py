@@ -1,1 +1,1 @@
-"""Why a request waited, was retracted or refused: its life told from a journal (`bandmaster replay why`)."""
+"""Why a request waited, was retracted or refused: its life told from a journal (`bandmaster why`)."""

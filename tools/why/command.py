@@ -1,6 +1,6 @@
 """why: the life of a request from a journal, in sentences with numbers.
 
-    bandmaster why REQUEST... DIR [--every-pass] [--legend] [--json]     by number, or by the id of its answer
+    bandmaster why REQUEST... DIR [--every-pass | --quick] [--legend] [--json]   by number, or by the id of its answer
     bandmaster why DIR [--most N] [--json]                               which requests are worth asking for
 
 Owns the command line. Must never write into the journal's directory. Exit code 0: told; 1: what is told cannot be
@@ -41,7 +41,7 @@ USAGE = 2
 DAMAGED = 4
 DIGITS_MAX = 19  # of a request's number
 MOST = 10
-WIDE = 140  # columns of a table with everything
+WIDE = 150  # columns of a table with everything
 NARROW = ("prompt", "cached", "output")  # what a narrower one leaves out
 Start = tuple[Header, Body]
 
@@ -82,9 +82,9 @@ def tell(directory: str, asked: Sequence[Asked], console_width: int, options: ar
     start, notes = _start(storage, asked)
     walk = _walk(storage, start)
     core: SchedulerCore | None = restore_core(start[1].core) if start is not None else None
-    sound = Sound(walk)
+    behind, sound = start[0].sequence if start is not None else 0, Sound(walk)
     with ReadingProgress(storage, "reading") as seen:
-        follower = follow(sound.records(), asked, seen, core, start[0].sequence if start is not None else 0)
+        follower = follow(sound.records(), asked, seen, core, behind, not options.quick)
     _refuse_empty(walk, follower.records, directory, sound)
     notes += follower.notes + sound.notes()
     with printing():
@@ -213,7 +213,7 @@ def _table(title: str, rows: Sequence[dict[str, str]], left_out: Sequence[str] =
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bandmaster why",
-        usage="bandmaster why [REQUEST...] DIR [--every-pass] [--legend] [--most N] [--json]",
+        usage="bandmaster why [REQUEST...] DIR [--every-pass | --quick] [--legend] [--most N] [--json]",
         description="Why a request waited, was retracted or refused, and how it ended; without a request, which ones"
         " are worth asking for.",
     )
@@ -225,6 +225,7 @@ def _parser() -> argparse.ArgumentParser:
         " directory that holds one",
     )
     parser.add_argument("--every-pass", action="store_true", help="a line for each pass, where equal ones share one")
+    parser.add_argument("--quick", action="store_true", help="from the recorded decisions alone: no passes, but faster")
     parser.add_argument("--legend", action="store_true", help="add what the words mean")
     parser.add_argument("--most", type=_most, default=MOST, metavar="N", help=f"how many of each list [{MOST}]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

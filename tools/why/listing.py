@@ -43,7 +43,7 @@ class Entry:
     took_ns: int = 0
     end: str = ""
     cause: str = ""
-    why: str = "step"  # what it waits for now; empty while it has its place
+    why: str = "queue"  # what it waits for now; empty while it has its place
     since_ns: int = 0
 
     @property
@@ -140,7 +140,7 @@ class Listing:
                     tokens = len(group.generate.prompt) // 8
                     entry = Entry(number, group.generate.id, group.arrived_ns, tokens, since_ns=group.arrived_ns)
                     entry.retractions, entry.cached_tokens = left.retractions, left.cached_tokens
-                    entry.why = "" if left.started else "step"
+                    entry.why = "" if left.started else "queue"
                     self.live[number] = entry
 
     def take(self, record: Record) -> None:
@@ -188,7 +188,7 @@ class Listing:
             for entry in self.live.values():
                 if entry.why in ("ranks", "daemon"):
                     entry.until(item.now_ns)
-                    entry.why = "step"
+                    entry.why = "queue"
 
     def _decided(self, told: Decided) -> None:
         self._now_ns = max(self._now_ns, told.now_ns)
@@ -217,7 +217,7 @@ class Listing:
         elif told.verdict == Verdict.PARKED:
             entry.parks += 1
         elif told.verdict in BACK:
-            entry.why = BACK[Verdict(told.verdict)] or "step"
+            entry.why = BACK[Verdict(told.verdict)] or "queue"
             entry.retractions += told.verdict == Verdict.RETRACTED
             entry.requeued += told.verdict in (Verdict.REQUEUED, Verdict.RECOVERED)
         elif told.verdict == Verdict.ENDED:

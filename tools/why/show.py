@@ -15,7 +15,19 @@ from typing import Any
 
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
-from tools.why.nouns import Numbers, amount, amounts, band_name, joined, listed, milliseconds, place, times, units
+from tools.why.nouns import (
+    Bands,
+    Numbers,
+    amount,
+    amounts,
+    band_name,
+    joined,
+    listed,
+    milliseconds,
+    place,
+    times,
+    units,
+)
 from tools.why.story import Event, Noted, Passed, Story, Told
 from tools.why.summary import as_plain, summary
 from tools.why.waits import waiting
@@ -89,17 +101,19 @@ def passes_text(story: Story, passes: Sequence[Passed]) -> str:
         if first.numbers.get(name, number) != number and name not in ("stage", "band", "stopped_at", "sibling", "tried")
     ]
     what = waiting(last.reason, last.numbers, story.bands)
-    return joined(f"{who} {what}{count}", ", ".join(moved), _others(passes))
+    return joined(f"{who} {what}{count}", ", ".join(moved), _others(passes, story.bands))
 
 
-def _others(passes: Sequence[Passed]) -> str:
+def _others(passes: Sequence[Passed], bands: Bands) -> str:
     """Who stood in its way: the long prompt that was computed in parts, and how many held memory."""
+    blocked = passes[-1].blocker
+    why = f"that one waits {waiting(*blocked, bands)}" if blocked[0] else ""
     ahead = list(dict.fromkeys(one.resident for one in passes if one.resident and one.over.reason == "resident"))
     named = [f"request {number}" for number in ahead[:NAMED_MAX]]
     named += [units(len(ahead) - NAMED_MAX, "other")] if len(ahead) > NAMED_MAX else []
     ran = sorted({passes[0].running, passes[-1].running})
     held = f"{' to '.join(f'{count:,}' for count in ran)} {'request' if ran == [1] else 'requests'} held memory"
-    return joined(f"those prompts: {listed(named)}" if named else "", held if ran[-1] else "")
+    return joined(why, f"those prompts: {listed(named)}" if named else "", held if ran[-1] else "")
 
 
 def evictions_text(story: Story, events: Sequence[Event]) -> str:
@@ -177,6 +191,8 @@ def _plain_event(story: Story, event: Event) -> dict[str, Any]:
         "numbers": event.over.numbers,
         **_short(story, event.over.numbers),
         "running": event.running,
+        "resident": event.resident,
+        "blocker": {"reason": event.blocker[0], "numbers": event.blocker[1]},
         "text": "waits " + waiting(event.over.reason, event.over.numbers, story.bands),
     }
 
@@ -191,7 +207,10 @@ def _short(story: Story, numbers: Numbers) -> dict[str, Any]:
 def _same(event: Event, every_pass: bool) -> tuple[str, str]:
     """Events in a row with equal keys share a line."""
     if isinstance(event, Passed):
-        return ("passed", str(event.over.number) if every_pass else f"{event.over.state} {event.over.reason}")
+        return (
+            "passed",
+            str(event.over.number) if every_pass else f"{event.over.state} {event.over.reason} {event.blocker[0]}",
+        )
     if isinstance(event, Told) and event.decided.verdict == Verdict.EVICTED:
         return ("evicted", event.decided.reason if not every_pass else str(event.sequence))
     return ("told", "")

@@ -60,7 +60,8 @@ class Told:
 class Passed:
     """A pass behind record `sequence`, in which `step` was formed (0: none), that gave the request no tokens.
 
-    Behind it `running` requests held memory, and the prompt of `resident` (0: none) was computed in part.
+    Behind it `running` requests held memory, and the prompt of `resident` (0: none) was computed in part. `blocker` is
+    why the request waits at which the pass stopped before it came to this one, with the numbers of that.
     """
 
     sequence: int
@@ -69,6 +70,7 @@ class Passed:
     over: PassedOver
     running: int = 0
     resident: int = 0
+    blocker: tuple[str, dict[str, int]] = ("", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +107,27 @@ class Story:
     known_from: int = 0
     ready: bool = True  # there were ranks when it came
     answered: bool = False  # it has a first token of its present start
+    replayed: bool = True  # passes are told all along
 
 
 class Follower:
     """Takes the records of a journal in order, over all its lives; the stories are complete when they are all taken.
 
-    `asked` are all that are told of. With a `core` the records begin behind record `behind`, at which it stood.
+    `asked` are all that are told of. With a `core` the records begin behind record `behind`, at which it stood. Without
+    `replay` no core is fed.
     """
 
-    def __init__(self, asked: Sequence[Asked], core: SchedulerCore | None = None, behind: int = 0) -> None:
+    def __init__(
+        self, asked: Sequence[Asked], core: SchedulerCore | None = None, behind: int = 0, replay: bool = True
+    ) -> None:
         self.stories: list[Story] = []
         self.notes: list[str] = []
         self.requests = 0  # the highest number that was given
         self.records = 0
         self._asked = list(asked)
         self._live: list[Story] = []
-        self._core = core
+        self._core = core if replay else None
+        self._replay = replay
         self._life = ""
         self._expected: deque[bytes] = deque()  # decisions of the replayed core that the journal must name next
         self._arrived: Arrived | None = None
@@ -169,15 +176,15 @@ class Follower:
         assert isinstance(opened, Opened)
         if self._now_ns:
             self._before = closed(self._closed)
-            text = f"the last that its process of the daemon wrote: {self._before}{after(opened.now_ns - self._now_ns)}"
+            text = f"the daemon's process stops here: {self._before}{after(opened.now_ns - self._now_ns)}"
             for story in self._live:
                 story.events.append(Noted(record.sequence, self._now_ns, "stopped", text))
         self._life, self._core, self._closed, self._ready = opened.life, None, None, False
         self._orphans = list(self._live)
         self._expected.clear()
-        if opened.decision_version == DECISION_VERSION:
+        if opened.decision_version == DECISION_VERSION and self._replay:
             self._core = SchedulerCore(opened.core)
-        else:
+        elif self._replay:
             versions = f"{opened.decision_version}, ours is {DECISION_VERSION}"
             self.notes.append(f"life {self._life}: its decisions are of version {versions}: passes are not told")
 
@@ -185,6 +192,7 @@ class Follower:
         self._tell_passed()
         item: Any = record.decode()
         self._about, self._out, self._input, self._now_ns = [], Outputs(), item, item.now_ns
+        self._pages.forget()
         if isinstance(item, Arrived):
             self._arrived = item
         elif isinstance(item, Recovered):
@@ -280,7 +288,10 @@ class Follower:
             if over is not None:
                 running = sum(core.state.counts[state] for state in HOLDING)
                 resident = core.state.resident.number if core.state.resident is not None else 0
-                self._passed.append((story, Passed(record.sequence, now_ns, seq, over, running, resident)))
+                stopped_at = over.numbers.get("stopped_at", 0) if over.reason == "queue" else 0
+                blocker = core.state.skipped.get(stopped_at, ("", {}))
+                passed = Passed(record.sequence, now_ns, seq, over, running, resident, blocker)
+                self._passed.append((story, passed))
 
     def _note_first_tokens(self, record: Record, now_ns: int) -> None:
         assert self._out.tokens is not None, "asked where there are tokens"
@@ -288,9 +299,7 @@ class Follower:
             if story.answered or not (self._out.tokens.requests == story.request).any():
                 continue
             story.answered = True
-            took_ns = now_ns - next(
-                (event.decided.now_ns for event in reversed(story.events) if _starts(event)), now_ns
-            )
+            took_ns = now_ns - _started_ns(story, now_ns)
             text = f"the first output token since this start is there, {milliseconds(took_ns)} after it"
             story.events.append(Noted(record.sequence, now_ns, "first_token", text, {"took_ns": took_ns}))
 
@@ -304,7 +313,7 @@ class Follower:
         for choice in range(count):
             number = decided.request + choice
             if any(number == asked.request or asked.means(arrived) for asked in self._asked):
-                story = Story(number, choice, arrived, self._bands, ready=self._ready)
+                story = Story(number, choice, arrived, self._bands, ready=self._ready, replayed=self._core is not None)
                 self.stories.append(story)
                 self._live.append(story)
                 self._tell(story, record, decided)
@@ -377,6 +386,8 @@ class Follower:
         self._core, self._out = None, Outputs()
         self._expected.clear()
         self._pages.forget()
+        for story in self._live:
+            story.replayed = False
         self.notes.append(f"life {self._life}, sequence {record.sequence}: {why}; from here on no passes are told")
 
 
@@ -384,8 +395,12 @@ def _band_names(geometry: Any) -> Bands:
     return [[band.name for band in stage.bands] for stage in geometry.stages]
 
 
-def _starts(event: Event) -> bool:
-    return isinstance(event, Told) and event.decided.verdict == Verdict.ADMITTED
+def _started_ns(story: Story, now_ns: int) -> int:
+    """When it got its place, by its newest start; now, where the story has none."""
+    for event in reversed(story.events):
+        if isinstance(event, Told) and event.decided.verdict == Verdict.ADMITTED:
+            return event.decided.now_ns
+    return now_ns
 
 
 def follow(
@@ -394,9 +409,13 @@ def follow(
     progress: Callable[[Record], None] | None = None,
     core: SchedulerCore | None = None,
     behind: int = 0,
+    replay: bool = True,
 ) -> Follower:
-    """Follow a journal until nothing more can come; `progress` hears of each record. `core`: as it stood `behind`."""
-    follower = Follower([asked] if isinstance(asked, Asked) else asked, core, behind)
+    """Follow a journal until nothing more can come; `progress` hears of each record. `core`: as it stood `behind`.
+
+    Without `replay` only what was recorded is told, much faster.
+    """
+    follower = Follower([asked] if isinstance(asked, Asked) else asked, core, behind, replay)
     for record in journal:
         if record.sequence <= behind:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 from daemon.core.reasons import Verdict
 from tools.why.nouns import kind, listed, milliseconds, times, units
 from tools.why.story import Event, Noted, Passed, Story, Told
-from tools.why.waits import FOR
+from tools.why.waits import BEHIND, for_what
 from tools.why.words import ended_because
 
 WAITING = "waiting"
@@ -40,17 +40,18 @@ class Times:
 class _Clock:
     """Adds the time between events to what the request did in it."""
 
-    def __init__(self, now_ns: int, ready: bool) -> None:
+    def __init__(self, now_ns: int, ready: bool, between: str) -> None:
         self.times = Times()
         self._began_ns = self._at_ns = now_ns
-        self._doing, self._before_parked, self._why = WAITING, DECODE, "step" if ready else "ranks"
+        self._doing, self._before_parked, self._why = WAITING, DECODE, between if ready else "ranks"
+        self._between = between  # what it waits for until a pass or a decision says more
 
     def take(self, story: Story, event: Event) -> None:
         """The next event."""
         now_ns = event.decided.now_ns if isinstance(event, Told) else event.now_ns
         self._pass(now_ns)
         if isinstance(event, Passed):
-            self._why = event.over.reason
+            self._why = f"{BEHIND}{event.blocker[0]}" if event.blocker[0] else event.over.reason
         elif isinstance(event, Noted):
             self._noted(event)
         elif event.decided.request == story.request:
@@ -61,7 +62,7 @@ class _Clock:
             self.times.first_token_ns = self.times.first_token_ns or event.now_ns - self._began_ns
             self._doing = DECODE
         elif event.what == "ranks" and self._doing == WAITING:
-            self._why = "step"
+            self._why = self._between
         elif event.what == "stopped":
             self._doing, self._why = WAITING, "daemon"
 
@@ -76,7 +77,7 @@ class _Clock:
         elif told.verdict == Verdict.UNPARKED:
             self._doing = self._before_parked
         elif told.verdict in BACK:
-            kept = self._why if self._doing == WAITING else "step"
+            kept = self._why if self._doing == WAITING else self._between
             self._doing, self._why = WAITING, BACK[Verdict(told.verdict)] or kept
 
     def _pass(self, now_ns: int) -> None:
@@ -90,7 +91,7 @@ class _Clock:
 
 def times_of(story: Story) -> Times:
     """Where its time went."""
-    clock = _Clock(story.arrived.now_ns, story.ready)
+    clock = _Clock(story.arrived.now_ns, story.ready, "step" if story.replayed else "queue")
     for event in story.events:
         clock.take(story, event)
     return clock.times
@@ -127,7 +128,7 @@ def _waited(spent: Times) -> str:
     waited = [(reason, ns) for reason, ns in spent.waited.most_common() if ns]
     if not waited or (len(waited) == 1 and waited[0][0] == "step"):
         return ""
-    what = [f"{milliseconds(ns)} for {FOR.get(reason, reason)}" for reason, ns in waited]
+    what = [f"{milliseconds(ns)} for {for_what(reason)}" for reason, ns in waited]
     return f"Of the waiting, {listed(what)}." if len(what) > 1 else f"It waited {what[0]}."
 
 
@@ -181,9 +182,9 @@ def _answered(story: Story, spent: Times) -> str:
     tokens = ended[-1].decided.numbers["output_tokens"] if ended else 0
     if tokens < 2:
         return first + "."
-    each_ns = (spent.whole_ns - spent.first_token_ns) // (tokens - 1)
+    each_ns = spent.parts[DECODE] // (tokens - 1)
     more = units(tokens - 1, "more token")
-    return f"{first}; from there to its end it got {more}, one every {milliseconds(each_ns)} on average."
+    return f"{first}; from there to its end it got {more}, one every {milliseconds(each_ns)} of decoding."
 
 
 def _end(story: Story) -> str:

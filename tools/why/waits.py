@@ -99,9 +99,9 @@ WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
 
 FOR: dict[str, str] = {
     "memory": "memory",
-    "protected": "memory (it may not be retracted again)",
+    "protected": "memory (it might not be retracted again)",
     "budget": "room in a step",
-    "throttled": "running requests that were short of memory",
+    "throttled": "memory (running requests had been short of it)",
     "rows": "a place in the batch",
     "ranks": "ranks that were not ready",
     "microbatch": "its micro-batch",
@@ -114,6 +114,17 @@ FOR: dict[str, str] = {
     "step": "the next step to be formed",
 }
 """What it waited for, in a few words, for sums of time; `daemon` and `step` are no pass's."""
+
+
+BEHIND = "queue:"
+"""Before a reason: its turn had not come, and the request at which the scheduler stopped waited for that."""
+
+
+def for_what(reason: str) -> str:
+    """What it waited for, in a few words."""
+    if reason.startswith(BEHIND):
+        return f"its turn behind a request that waited for {for_what(reason.removeprefix(BEHIND))}"
+    return FOR.get(reason, reason)
 
 
 def waiting(reason: str, numbers: Numbers, bands: Bands) -> str:

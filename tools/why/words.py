@@ -115,7 +115,9 @@ def hit(told: Decided, bands: Bands) -> str:
             " does not fit the memory, so it starts cold, from its first token"
         )
     if not asked:
-        return "the prefix cache was not asked, since every position of it must be computed"
+        if n["tokens"] == 1:
+            return "the prefix cache was not asked, since the last token is always computed"
+        return "the prefix cache was not asked, since log probabilities of its prompt are wanted: all of it is computed"
     if told.reason == "full" and not cached:
         return f"the prefix cache has nothing of its first {asked:,} tokens"
     found = f"the prefix cache has its first {cached:,} of {asked:,} tokens"
@@ -126,10 +128,11 @@ def hit(told: Decided, bands: Bands) -> str:
     if not cached:
         found = f"nothing of its first {asked:,} tokens can be taken from the prefix cache"
     cut = f"{found}: the hit was cut short at token {cached:,} by missing {kind(told.reason)}s"
-    known = f"its full-attention pages are there up to token {known:,}"
+    pages = f"full-attention pages are cached up to token {known:,}"
     if told.reason == "state":
-        return f"{cut}; {known}, but a request goes on from a state, and none further on was kept, or it was evicted"
-    return f"{cut}; {known}, but of the window before any later token a part was not kept, or was evicted"
+        return f"{cut}; {pages}, but no recurrent state to go on from there is (never kept, or evicted)"
+    size = int(told.reason.partition(":")[2] or 0)
+    return f"{cut}; {pages}, but not the {size:,} tokens before that which window layers read (never kept, or evicted)"
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -230,6 +233,10 @@ def _relief(told: Decided, bands: Bands, aside: Aside) -> str:
     return joined(head, "what was done, in this order: " + ", then ".join(done), rest(n, _RELIEF))
 
 
+def _stand(count: int) -> str:
+    return f"{units(count, 'request')} {'stands' if count == 1 else 'stand'} still"
+
+
 RUNGS: dict[str, Callable[..., str]] = {
     "reclaim": lambda n, b: (
         f"the prefix cache is to give all it can ({amount(n['reclaim_units'], band_name(n, b))})"
@@ -244,11 +251,7 @@ RUNGS: dict[str, Callable[..., str]] = {
         else "nobody may be retracted"
     ),
     "shrink": lambda n, b: f"the part of the prompt was cut to {units(n.get('shrink_tokens', 0), 'token')}",
-    "park": lambda n, b: (
-        f"{units(n.get('park_requests', 0), 'request')} stands still"
-        if n.get("park_requests") == 1
-        else f"{units(n.get('park_requests', 0), 'request')} stand still"
-    ),
+    "park": lambda n, b: "it stands still" if "tokens" in n else _stand(n.get("park_requests", 0)),
     "end": lambda n, b: "the request ends, because nobody else holds memory that could come back",
 }
 """What each rung of the ladder did, by its name; `spill` is none: there is no host tier."""
@@ -309,7 +312,9 @@ def ended_because(reason: str, aside: Aside) -> str:
         return aside.cause
     if reason == EndReason.LENGTH and aside.detail.endswith("output tokens"):
         return text  # their number is told anyway
-    return f"{text} ({aside.detail or aside.cause})" if aside.detail or aside.cause else text
+    if aside.detail:
+        return f'{text}; its client was told: "{aside.detail}"'
+    return f"{text} ({aside.cause})" if aside.cause else text
 
 
 def _requeued(told: Decided, bands: Bands, aside: Aside) -> str:
@@ -321,8 +326,8 @@ def _requeued(told: Decided, bands: Bands, aside: Aside) -> str:
             f"waits again: it ran alone and got further, so it is not what killed the ranks, and the others are tried"
             f" before it goes on; {again}"
         )
-    cause = f" ({aside.cause})" if aside.cause else ""
-    return f"lost its memory and waits again, because epoch {n['epoch']} of the ranks ended{cause}; {again}"
+    cause = f"the ranks were lost: {aside.cause}" if aside.cause else "the ranks were lost"
+    return f"lost its memory and waits again, because {cause} (end of epoch {n['epoch']}); {again}"
 
 
 def _recovered(told: Decided, bands: Bands, aside: Aside) -> str:
