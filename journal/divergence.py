@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from allocator.columns import i32
 from daemon.core.inputs import Reported
 from daemon.core.outputs import Decided
-from ipc.messages import Step
+from ipc.messages import EXPLICIT, Forward, Step
 from journal.difference import describe, first_difference
 from journal.errors import JournalError
 from journal.reader import Record
@@ -108,12 +109,27 @@ def at_record(record: Record, what: str, recorded: msgspec.Struct, replayed: str
 
 def _row(recorded: msgspec.Struct | None, path: str) -> int:
     """Row number of the forward's entry that a path leads to, or -1."""
-    per_row = ("forward.generations[", "forward.starts[", "forward.counts[", "forward.flags[", "forward.rows[")
-    if not isinstance(recorded, Step) or recorded.forward is None or not path.startswith(per_row):
+    if not isinstance(recorded, Step) or recorded.forward is None or not path.startswith("forward."):
         return -1
-    at = 4 * int(path[path.index("[") + 1 : -1])
-    row = recorded.forward.rows[at : at + 4]
-    return int.from_bytes(row, "little") if len(row) == 4 else -1
+    forward, name = recorded.forward, path[len("forward.") :].partition("[")[0]
+    place = int(path[path.index("[") + 1 : path.index("]")]) if "[" in path else 0
+    if name == "tokens":
+        return _row_of_token(forward, place)
+    if name == "sampling":
+        return forward.sampling[place].row if place < len(forward.sampling) else -1
+    rows = i32(forward.table_rows if name.startswith("table_") else forward.rows)
+    return int(rows[place]) if place < len(rows) else -1
+
+
+def _row_of_token(forward: Forward, place: int) -> int:
+    """The row whose explicit tokens have one at this place, or -1."""
+    begin = 0
+    for row, count, flag in zip(i32(forward.rows).tolist(), i32(forward.counts).tolist(), forward.flags, strict=True):
+        if flag & EXPLICIT:
+            begin += count
+            if place < begin:
+                return int(row)
+    return -1
 
 
 def requests_in_words(requests: Sequence[int]) -> str:

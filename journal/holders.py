@@ -48,7 +48,7 @@ class Holders:
 
     def step(self, step: Step) -> None:
         """Note whom the ops of a step concern: frees, who had it; takes, whose table it enters."""
-        before = [NOBODY if isinstance(op, Take) else self._holders(op) for op in step.ops]
+        before = [self._before(op) for op in step.ops]
         forward = step.forward
         if forward is not None:
             if forward.table_rows:
@@ -72,6 +72,21 @@ class Holders:
     def of_row(self, row: int) -> list[int]:
         """The request that has a row, if that is known."""
         return [int(self._rows[row])] if 0 <= row < len(self._rows) and self._rows[row] else []
+
+    def _before(self, op: Op) -> Int64s:
+        """Who had the ids of an op; those of a take belong to nobody until a table has them, a copied state to whom
+        it was copied from."""
+        if isinstance(op, Take):
+            for part in op.parts:
+                if self._look(part.band, i32(part.ids)).size:
+                    self._of[part.band][i32(part.ids)] = 0
+            return NOBODY
+        held = self._holders(op)
+        if isinstance(op, CopyState):
+            sources, targets = self._look(op.band, i32(op.sources)), i32(op.targets)
+            if sources.size and sources.size == self._look(op.band, targets).size:
+                self._of[op.band][targets] = sources
+        return held
 
     def _note(self, held: Int64s, ids: Int32s, rows: Int32s) -> None:
         """Ids enter the tables of rows; a step that names what is not there is refused elsewhere."""

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from allocator.columns import I64, i32, i64
+import numpy as np
+
+from allocator.columns import I32, I64, Int32s, i32, i64
 from allocator.geometry import Geometry
 from allocator.ops import Op
 from daemon.core.inputs import EpochBegan, EpochEnded, Reported
@@ -328,25 +331,41 @@ class Ranks:
 
     def _blame(self, epoch: Epoch, item: Reported, theirs: bytes) -> tuple[list[int], str]:
         """Whose token in the report is not what the rank sampled: the one whose change gives the rank's digest."""
-        tokens = i64(item.tokens)
-        numbers = epoch.holders.of_rows(i32(item.rows), i32(item.generations))
+        tokens, rows = i64(item.tokens), i32(item.rows)
+        numbers = epoch.holders.of_rows(rows, i32(item.generations))
         before = epoch.sampled.get(item.seq - 1, self._factories.sampled_start)
-        tried = 0
-        for place, token in _candidates(len(tokens), epoch.vocabulary):
-            tried += 1
-            if tried > TRIES_MAX:
-                break
-            at = place * I64.itemsize
-            changed = item.tokens[:at] + token.to_bytes(I64.itemsize, "little") + item.tokens[at + I64.itemsize :]
-            if self._factories.sampled(before, item.seq, item.rows, item.generations, changed) == theirs:
-                row = int(i32(item.rows)[place])
+        known = [number for number in numbers if number]
+        for place, generation in _generations(i32(item.generations)):
+            changed = _with(item.generations, place, generation, I32.itemsize)
+            if self._factories.sampled(before, item.seq, item.rows, changed, item.tokens) == theirs:
+                own = epoch.holders.of_rows(rows[place : place + 1], np.array([generation], np.int32))
                 means = (
-                    f"the rank sampled token {token} on row {row} (request {numbers[place]}), the report that the core"
-                    f" was fed says {int(tokens[place])}"
+                    f"the rank sampled it for generation {generation} of row {int(rows[place])}"
+                    f" ({requests_in_words(own) or 'nobody'}), the report says {int(i32(item.generations)[place])}"
+                )
+                return [number for number in own if number] or known, means
+        tried = 0
+        for place, token in islice(_candidates(len(tokens), epoch.vocabulary), TRIES_MAX):
+            tried += 1
+            changed = _with(item.tokens, place, token, I64.itemsize)
+            if self._factories.sampled(before, item.seq, item.rows, item.generations, changed) == theirs:
+                means = (
+                    f"the rank sampled token {token} on row {int(rows[place])} (request {numbers[place]}), the report"
+                    f" that the core was fed says {int(tokens[place])}"
                 )
                 return [numbers[place]], means
-        known = [number for number in numbers if number]
-        return known, f"no other single token explains it, {min(tried, TRIES_MAX):,} were tried"
+        return known, f"no other single token explains it, {tried:,} were tried"
+
+
+def _with(column: bytes, place: int, value: int, width: int) -> bytes:
+    """A column with another entry."""
+    return column[: place * width] + value.to_bytes(width, "little") + column[(place + 1) * width :]
+
+
+def _generations(generations: Int32s) -> Iterator[tuple[int, int]]:
+    """Every near change of a generation: place, and the generation there."""
+    near = (1, -1, 2, -2)
+    return ((place, had + by) for place, had in enumerate(generations.tolist()) for by in near if had + by > 0)
 
 
 def _candidates(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:

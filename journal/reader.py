@@ -112,7 +112,9 @@ class Walk:
         trimmed = oldest > 1 and self._trimmed(names[oldest])
         for place, number in enumerate(names, start=oldest if trimmed else 1):
             if number != place:
-                what = f"the next segment there is {segment.segment_name(number)}"
+                header = segment.load_header(self.storage, names[number])
+                begins = f", which begins with record {header.first_sequence}" if header is not None else ""
+                what = f"the next segment there is {segment.segment_name(number)}{begins}"
                 self._find(Case(Condition.SEGMENT_MISSING), segment.segment_name(place), 0, what)
                 return
 
@@ -154,10 +156,10 @@ class Walk:
             return
         self.at.number, self.at.offset, self.at.closed = here.number, start, False
         limit = len(here.data)
-        if ahead is not None and ahead.header is not None:
+        if ahead is not None and ahead.header is not None and not _strange(here, ahead):
             limit = min(limit, ahead.header.previous_bytes)
         yield from self._frames(here, limit, ahead is None)
-        if ahead is not None and ahead.header is not None:
+        if ahead is not None and ahead.header is not None and not _strange(here, ahead):
             self._check_border(here, ahead.header)
         elif ahead is None and self.at.offset == limit:
             self._find(Case(Condition.END, last=True), here.name, limit, f"{limit} bytes")
@@ -241,6 +243,13 @@ class Walk:
             what += f"sequence {behind[0].sequence} to {behind[-1].sequence}"
         self._find(case, here.name, bad.offset, what)
         return behind[0] if behind and self.tolerant else None
+
+
+def _strange(here: Segment, ahead: Segment) -> bool:
+    """Whether the segment ahead is another journal's: what it names as its predecessor is none of ours."""
+    if here.header is None or ahead.header is None:
+        return False
+    return here.header.journal_id != ahead.header.journal_id
 
 
 def readable_segments(storage: Storage) -> dict[int, str]:

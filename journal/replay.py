@@ -145,6 +145,7 @@ class Replay:
         self._broke = ""  # the core raised on the last input: what
         self._followed = True  # the core of this life never raised
         self._succession = Succession()
+        self._vouched: Record | None = None  # the digest in front of the report that must follow
         self._closed = False
         self._last: Record | None = None
         self._behind = 0  # the sequence that the snapshot covers from which replay began
@@ -154,7 +155,7 @@ class Replay:
             Kind.OPENED: self._opened,
             Kind.DECIDED: self._decided,
             Kind.STEPPED: self._stepped,
-            Kind.DIGESTED: self._require_none,  # stands in front of the next report
+            Kind.DIGESTED: self._digested,
             Kind.READIED: lambda record: None,  # which builds and threads the ranks have decides nothing
             Kind.DIVERGED: lambda record: None,
             Kind.SNAPSHOTTED: self._snapshotted,
@@ -182,14 +183,37 @@ class Replay:
             raise diverged(record, "a life that does not begin with Opened", describe(record.decode()), "")
         if self._closed and record.kind != Kind.OPENED:
             raise diverged(record, "a record behind Closed", describe(record.decode()), "")
-        payload = self._takes.get(record.kind, self._input)(record)
+        if self._vouched is not None:
+            self._follows(record, self._vouched)
+        if record.kind == Kind.REPORTED:  # its place among reports is looked at first
+            item: Any = record.decode()
+            self.ranks.take(record, item)
+            self._input(record, item)
+        else:
+            self._dispatch(record)
+        self.counts.records += 1
+        self.counts.last_sequence = record.sequence
+        self._last = record
+
+    def _dispatch(self, record: Record) -> None:
+        take = self._takes.get(record.kind)
+        payload = self._input(record) if take is None else take(record)
         if record.kind in KINDS or (record.kind == Kind.DECIDED and ADMITTED in record.payload):
             self.ranks.take(record, payload)
         if self._step is not None and record.kind == Kind.STEPPED:
             self._keep_state(record, self._step)
-        self.counts.records += 1
-        self.counts.last_sequence = record.sequence
-        self._last = record
+
+    def _follows(self, record: Record, digested: Record) -> None:
+        """Behind the digests of a step comes its report, or the end of the epoch that they tell of."""
+        if record.kind == Kind.DIGESTED:
+            return
+        self._vouched = None
+        if record.kind not in (Kind.REPORTED, Kind.EPOCH_ENDED, Kind.OPENED, Kind.CLOSED, Kind.DIVERGED):
+            said: Any = digested.decode()
+            what = f"the report of step {said.seq} is missing: its digests are there, and it should follow them"
+            raise diverged(
+                record, what, describe(record.decode()), f"Reported(epoch={said.epoch}, seq={said.seq})", said
+            )
 
     def end(self) -> None:
         """The records end here: what the last input led to may be missing."""
@@ -232,9 +256,13 @@ class Replay:
         self.counts.lives += 1
         return opened
 
-    def _input(self, record: Record) -> Input:
+    def _digested(self, record: Record) -> None:
+        self._require_none(record)
+        self._vouched = record
+
+    def _input(self, record: Record, decoded: Any = None) -> Input:
         assert record.kind in INPUT_KINDS, f"kind {record.kind} is neither an input nor handled"
-        item: Any = record.decode()
+        item: Any = record.decode() if decoded is None else decoded
         if not isinstance(item, Recovered):  # its parts may be written one behind the other
             self._require_none(record)
         self.counts.inputs += 1
@@ -308,7 +336,9 @@ class Replay:
         found = diverged(record, what, describe(recorded), shown, recorded, replayed)
         about = list(found.divergence.requests)
         if isinstance(recorded, Step):
-            about += self.ranks.requests_of(recorded, found.divergence.op, found.divergence.row)
+            for step in (replayed, recorded):
+                if isinstance(step, Step):
+                    about += self.ranks.requests_of(step, found.divergence.op, found.divergence.row)
         elif replayed is not None and replayed.request:
             about.append(replayed.request)
         about = list(dict.fromkeys(about))
@@ -355,7 +385,7 @@ class Replay:
         ours = digest(body)
         if ours != said.digest:
             what = f"the state in the snapshot behind record {said.sequence}"
-            raise diverged(record, what, said.digest.hex(), ours.hex())
+            raise self._placed(diverged(record, what, said.digest.hex(), ours.hex()))
         self.counts.snapshots += 1
         self.snapshot = (said, body)
 
@@ -370,10 +400,13 @@ class Replay:
             return
         state, gauges = self.core.state_digest(), self.core.gauges()
         if closed.state != state:
-            raise diverged(record, "the core's state digest at the end", closed.state.hex(), state.hex())
+            what = "the core's state digest at the end"
+            raise self._placed(diverged(record, what, closed.state.hex(), state.hex()))
         ours = {name: gauges.get(name, 0) for name in closed.totals}
         if closed.totals != ours:
-            raise diverged(record, "the totals at the end", str(closed.totals), str(ours))
+            names = [name for name, total in closed.totals.items() if total != ours[name]]
+            theirs, here = (", ".join(f"{name} {one[name]}" for name in names) for one in (closed.totals, ours))
+            raise self._placed(diverged(record, "the totals at the end", theirs, here))
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +480,6 @@ def check(
     try:
         replay.finish()
     except Diverged as found:  # the ranks' half is never ahead of the core's
-        if divergence is None or found.divergence.sequence < divergence.sequence:
+        if divergence is None or found.divergence.sequence <= divergence.sequence:
             divergence = found.divergence
     return Verdict(replay.counts, replay.notes, divergence, replay, replay.ranks.overview(), damage)

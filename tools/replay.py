@@ -2,18 +2,19 @@
 
     bandmaster replay check DIR [--json]             every decision, step and digest must come out as recorded
     bandmaster replay until SEQUENCE DIR [--json]    stop behind that record and show the state
-    bandmaster replay why DIR --request N            the life of one request: why it waited, who retracted it, its end
+    bandmaster replay plant [--only NAME] [--json]   journals with one thing false: what replay must name of each
 
 Owns the wiring of the core and the chains into `journal.replay`. Must never write into the journal's directory. Exit
-code 0: reproduced, or told; 1: it diverged, the first difference is printed with both sides, or what is told cannot be
-printed; 2: usage, or a request
-that the journal does not have; 4: a journal that is damaged or has no record.
+code 0: reproduced; 1: it diverged, the first difference is printed with both sides; 2: usage; 4: a journal that is
+damaged, which is told behind what was reproduced up to there, or has no record.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -24,17 +25,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from journal.divergence import Divergence, requests_in_words
 from journal.errors import JournalError
 from journal.reader import Walk, readable_segments
-from journal.replay import Divergence, Replay, Verdict, check
+from journal.replay import Verdict, check
 from journal.segment import load_header, segment_behind
 from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.output import OutputLost, printing
+from tools.replay_processes import HalfLost, RemoteRanks
 from tools.replica import factories
-from tools.why.show import lines, plain
-from tools.why.story import Asked, follow
 
 REPRODUCED = 0
 DIVERGED = 1
@@ -43,18 +43,24 @@ DAMAGED = 4
 DIGITS_MAX = 19  # of a number of a record or a request
 
 
-def replay_directory(directory: str, until: int | None = None, from_snapshot: bool = False) -> Verdict:
+def replay_directory(
+    directory: str, until: int | None = None, from_snapshot: bool = False, processes: int = 1
+) -> Verdict:
     """Replay the journal in a directory, from its start, or from the oldest snapshot where that was trimmed.
 
-    `from_snapshot`: from the newest that can be used. Raises NoJournal, Foreign and JournalError.
+    `from_snapshot`: from the newest that can be used. With two `processes` the ranks' half runs in one of its own.
+    Raises NoJournal, Foreign and JournalError; damage behind what was replayed is the verdict's.
     """
     storage = open_directory(directory)
     start, notes = start_of(storage, until, from_snapshot)
     walk = Walk(storage, first=segment_behind(storage, start[0].sequence) if start else 0)
+    elsewhere = RemoteRanks if processes > 1 else None
     with ReadingProgress(storage, "replaying") as seen:
-        verdict = check(walk.records(), factories(), until, seen, start)
-    refuse_foreign(walk)
+        verdict = check(walk.records(), factories(), until, seen, start, elsewhere)
+    if verdict.damage is None:
+        refuse_foreign(walk)
     verdict.notes[:0] = notes
+    verdict.notes.extend(f"the end is torn, replayed up to there: {cut.text()}" for cut in walk.cuts())
     return verdict
 
 
@@ -86,50 +92,22 @@ def start_of(
     return None, [*notes, "no snapshot can be used: replay begins at the start"]
 
 
-def state_of(replay: Replay) -> dict[str, Any]:
+def state_of(verdict: Verdict) -> dict[str, Any]:
     """The state behind the last record: sequence, epoch, step, the core's view, and per stage the bands' units."""
-    stages = [] if replay.epoch is None else [stage.counts() for stage in replay.epoch.stages]
+    core, overview = verdict.replay.core, verdict.overview
     return {
-        "sequence": replay.counts.last_sequence,
-        "life": replay.counts.lives,
-        "epoch": replay.epoch.number if replay.epoch is not None else 0,
-        "step": replay.epoch.seq if replay.epoch is not None else 0,
-        "core": replay.core.view() if replay.core is not None else {},
-        "stages": stages,
+        "sequence": verdict.counts.last_sequence,
+        "life": verdict.counts.lives,
+        "epoch": overview.epoch,
+        "step": overview.step,
+        "core": core.view() if core is not None else {},
+        "stages": overview.stages,
     }
 
 
-def tell(directory: str, asked: Asked, options: argparse.Namespace) -> int:
-    """Print the stories of the requests that are asked for; raises NoJournal and JournalError."""
-    storage = open_directory(directory)
-    walk = Walk(storage)
-    with ReadingProgress(storage, "reading") as seen:
-        follower = follow(walk.records(), asked, seen)
-    damage = [finding.text() for finding in walk.cuts()]
-    if not follower.records:
-        print(f"bandmaster replay: {directory}: no record can be read: {'; '.join(damage)}", file=sys.stderr)
-        return DAMAGED
-    notes = follower.notes + damage
-    with printing():
-        if options.json:
-            print(json.dumps({"requests": [plain(story) for story in follower.stories], "notes": notes}))
-        for note in [] if options.json else notes:
-            print(f"note: {note}")
-        for story in [] if options.json else follower.stories:
-            print("\n".join(lines(story, options.every_pass)))
-    if follower.stories:
-        return REPRODUCED
-    print(f"bandmaster replay: the journal has no {_missing(asked, follower.requests)}", file=sys.stderr)
-    return USAGE
-
-
-def _missing(asked: Asked, requests: int) -> str:
-    """What was asked for, and what there is."""
-    there = f"it numbers them 1 to {requests}" if requests else "it has accepted none"
-    if asked.request:
-        return f"request {asked.request}; {there}"
-    ids = "an answer's id, or the front end's, which ends in the number of the prompt; the log line HttpRequest has the"
-    return f"request with the id {asked.id!r}; {there}. --id takes {ids} answer's id beside X-Request-Id"
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def in_words(found: Divergence) -> str:
@@ -141,27 +119,21 @@ def in_words(found: Divergence) -> str:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def show_divergence(console: Console, found: Divergence, replay: Replay) -> None:
+def show_divergence(console: Console, found: Divergence) -> None:
     """The first difference: where, what, both sides."""
     where = [f"sequence {found.sequence}", f"{found.file} at byte {found.offset}"]
     where += [f"epoch {found.epoch}, step {found.step}"] if found.step else []
     where += [f"op {found.op}"] if found.op >= 0 else []
-    request = found.request or _request_on_row(replay, found.row)
-    where += [f"request {request}"] if request else []
+    where += [requests_in_words(found.requests)] if found.requests else []
     console.print(f"[bold red]DIVERGED[/] {found.what}", soft_wrap=True, highlight=False)
-    for title, text in (("at", ", ".join(where)), ("first difference", found.path)):
-        if text:
-            console.print(f"  {title}: {text}", soft_wrap=True, highlight=False, markup=False)
-    for title, text in (("recorded", found.recorded), ("replayed", found.replayed)):
+    lines = [("at", ", ".join(where)), ("first difference", found.path), ("that means", found.means)]
+    for title, text in [*((title, text) for title, text in lines if text), *sides(found)]:
         console.print(f"  {title}: {text}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _request_on_row(replay: Replay, row: int) -> int:
-    """The request that the replayed core has on a row, or 0."""
-    if row < 0 or replay.core is None:
-        return 0
-    on_row = [request["request"] for request in replay.core.view()["requests"] if request["row"] == row]
-    return int(on_row[0]) if on_row else 0
+def sides(found: Divergence) -> list[tuple[str, str]]:
+    """Both sides by their names."""
+    return [("recorded", found.recorded), ("replayed", found.replayed or "nothing")]
 
 
 def show_state(console: Console, state: dict[str, Any]) -> None:
@@ -222,30 +194,58 @@ def as_json(verdict: Verdict, until: int | None) -> dict[str, Any]:
     """The verdict as plain values; with `until` the state too."""
     found = verdict.divergence
     result: dict[str, Any] = {
-        "reproduced": found is None,
+        "reproduced": found is None and verdict.damage is None,
         **asdict(verdict.counts),
+        "epoch": verdict.overview.epoch,
+        "step": verdict.overview.step,
         "notes": verdict.notes,
         "divergence": asdict(found) if found is not None else None,
+        "damage": damage_of(verdict),
     }
     if until is not None:
-        result["state"] = state_of(verdict.replay)
+        result["state"] = state_of(verdict)
     return result
+
+
+def damage_of(verdict: Verdict) -> dict[str, Any] | None:
+    """Where the journal could not be read on: rule of the recovery table, file, offset, sequence, and what is sound."""
+    damage = verdict.damage
+    if damage is None:
+        return None
+    return {
+        "rule": damage.rule,
+        "file": damage.file,
+        "offset": damage.offset,
+        "sequence": damage.sequence,
+        "what": str(damage),
+        "reproduced_through": verdict.counts.last_sequence,
+    }
+
+
+def code_of(verdict: Verdict) -> int:
+    """The exit code."""
+    if verdict.divergence is not None:
+        return DIVERGED
+    return REPRODUCED if verdict.damage is None else DAMAGED
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bandmaster replay", description="Run a journal again and compare.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="check|until|why")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="check|until|plant")
+    commands.add_parser("plant", help="journals with one thing false: what replay must name of each", add_help=False)
     checking = commands.add_parser("check", help="every decision, step and digest must come out as recorded")
     until = commands.add_parser("until", help="stop behind a record and show the state")
     until.add_argument("sequence", type=_sequence, metavar="SEQUENCE", help="the last record to replay, from 1")
-    why = commands.add_parser("why", help="the life of one request: each pass that skipped it, each decision about it")
-    which = why.add_mutually_exclusive_group(required=True)
-    which.add_argument("--request", type=_request, metavar="N", help="its number, as in log lines and metrics")
-    which.add_argument("--id", metavar="ID", help="the id of its answer; a refused request has no number")
-    why.add_argument("--every-pass", action="store_true", help="a line for each pass, where equal ones share one")
     for command in (checking, until):
         command.add_argument("--from-snapshot", action="store_true", help="begin at the newest snapshot, not the start")
-    for command in (checking, until, why):
+        command.add_argument(
+            "--processes",
+            type=int,
+            choices=(1, 2),
+            default=min(2, cores()),
+            help="2: the ranks' half in a process of its own [as many as there are cores]",
+        )
+    for command in (checking, until):
         command.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
         command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -253,10 +253,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _sequence(text: str) -> int:
     return _number(text, "record")
-
-
-def _request(text: str) -> int:
-    return _number(text, "request")
 
 
 def _number(text: str, what: str) -> int:
@@ -267,36 +263,35 @@ def _number(text: str, what: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster replay`."""
-    options = _parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["plant"]:
+        return int(importlib.import_module("tools.planted.command").main(arguments[1:]))
+    options = _parser().parse_args(arguments)
     until = options.sequence if options.command == "until" else None
     started = time.perf_counter()
     try:
-        if options.command == "why":
-            return tell(options.directory, Asked(options.request or 0, options.id or ""), options)
-        verdict = replay_directory(options.directory, until, options.from_snapshot)
+        verdict = replay_directory(options.directory, until, options.from_snapshot, options.processes)
     except NoJournal as error:
         print(f"bandmaster replay: {error}", file=sys.stderr)
         return USAGE
-    except OutputLost as error:
-        if str(error):
-            print(f"bandmaster replay: {error}", file=sys.stderr)
-        return DIVERGED
-    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
+    except (Foreign, HalfLost, JournalError, msgspec.ValidationError, OSError) as error:
         print(f"bandmaster replay: {error}", file=sys.stderr)
         return DAMAGED
     if options.json:
         print(json.dumps(as_json(verdict, until)))
-        return REPRODUCED if verdict.divergence is None else DIVERGED
+        return code_of(verdict)
     console = Console()
     for note in verdict.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     if verdict.divergence is not None:
-        show_divergence(console, verdict.divergence, verdict.replay)
-        return DIVERGED
-    if until is not None:
-        show_state(console, state_of(verdict.replay))
-    console.print(_summary(verdict, time.perf_counter() - started), soft_wrap=True, highlight=False)
-    return REPRODUCED
+        show_divergence(console, verdict.divergence)
+    elif until is not None:
+        show_state(console, state_of(verdict))
+    if verdict.damage is not None:
+        print(f"bandmaster replay: DAMAGED {verdict.damage}", file=sys.stderr)
+    if verdict.divergence is None and verdict.counts.records:
+        console.print(_summary(verdict, time.perf_counter() - started), soft_wrap=True, highlight=False)
+    return code_of(verdict)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Planted faults: journals in which exactly one thing is false, and what replay must name."""
