@@ -37,6 +37,8 @@ COMMANDS: dict[str, Command] = {
         "tools.why.command", "the life of a request from a journal, in sentences; which requests are worth asking for"
     ),
     "export": Command("tools.export.command", "a journal as JSON Lines"),
+    "incident": Command("tools.incident.command", "one archive of a run for engineers elsewhere, without its prompts"),
+    "view": Command("tools.view.command", "a journal as one HTML file: memory, requests and decisions at every step"),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
     "trim": Command("tools.trim", "delete what a journal no longer needs, once two snapshots prove it"),
     "top": Command("tools.top.command", "a live view of a running daemon: arena, rates, requests, decisions"),

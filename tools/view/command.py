@@ -1,0 +1,198 @@
+"""view: an incident's memory and requests as one HTML file that opens without a network.
+
+    bandmaster view DIR [-o FILE.html]                     all of a journal
+    bandmaster view DIR --from SEQUENCE --to SEQUENCE      a part of it
+    bandmaster view DIR --request N                        the life of one request, and what was beside it
+    bandmaster view DIR --check-browser                    open it in a browser here and compare what it shows
+
+Owns the command. Must never write into the journal's directory. Exit code 0: written; 1: the browser showed something
+else, or the file cannot be written; 2: usage, a request or range that the journal does not have; 4: a damaged journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from daemon.core.reasons import Verdict
+from journal.errors import JournalError
+from journal.reader import Walk
+from journal.records import Kind
+from journal.segment import segment_behind
+from journal.snapshots import snapshot_names
+from journal.storage import DiskStorage
+from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.replay import DIGITS_MAX, start_of
+from tools.view.browser import BrowserMissing, check_page
+from tools.view.film import Film
+from tools.view.page import write_page
+
+WRITTEN = 0
+FAILED = 1
+USAGE = 2
+DAMAGED = 4
+MARGIN_RECORDS = 400  # shown before and behind the life of a request
+BIG_BYTES = 64 << 20
+
+
+class Missing(Exception):
+    """The journal does not have what was asked for."""
+
+
+class Range(NamedTuple):
+    """Records that are shown: from `first`, 0: the start, to `last`, 0: the end."""
+
+    first: int = 0
+    last: int = 0
+
+
+def follow(storage: DiskStorage, shown: Range) -> tuple[Film, list[str]]:
+    """The film of a journal's records, and notes; raises Missing, Foreign and JournalError."""
+    stood = bool(shown.first) and bool(snapshot_names(storage.names()))
+    start, notes = start_of(storage, shown.first or None, stood)
+    walk = Walk(storage, first=segment_behind(storage, start[0].sequence) if start else 0)
+    film, behind = Film(max(shown.first, start[0].sequence + 1 if start else 0)), 0
+    if start is not None:
+        film.resumed(*start)
+        behind = start[0].sequence
+    with ReadingProgress(storage, "reading") as seen:
+        for record in walk.records():
+            if record.sequence <= behind:
+                continue
+            if shown.last and record.sequence > shown.last:
+                break
+            film.take(record)
+            seen(record)
+    refuse_foreign(walk)
+    damage = [finding.text() for finding in walk.cuts()]
+    if not film.records or film.last_sequence < shown.first:
+        raise Missing(f"no record to show; {'; '.join(damage) or f'the journal ends at {film.last_sequence}'}")
+    film.end(damage)
+    return film, [*notes, *damage]
+
+
+def range_of(storage: DiskStorage, request: int) -> Range:
+    """The records of a request's life, from its acceptance to its end, with some beside."""
+    first = last = highest = 0
+    for record in Walk(storage).records():
+        if record.kind != Kind.DECIDED:
+            continue
+        said: Any = record.decode()
+        if said.verdict == Verdict.ACCEPTED:
+            highest = max(highest, said.request + said.numbers.get("n", 1) - 1)
+        mine = said.request == request
+        if said.verdict == Verdict.ACCEPTED:
+            mine = said.request <= request < said.request + said.numbers.get("n", 1)
+        if mine:
+            first, last = first or record.sequence, record.sequence
+            if said.verdict == Verdict.ENDED:
+                return Range(max(1, first - MARGIN_RECORDS), last + MARGIN_RECORDS)
+    if not first:
+        there = f"it numbers them 1 to {highest}" if highest else "it has accepted none"
+        raise Missing(f"the journal has no request {request}; {there}")
+    return Range(max(1, first - MARGIN_RECORDS))
+
+
+def make(options: argparse.Namespace) -> dict[str, Any]:
+    """Write the page; what was made, as plain values."""
+    storage = open_directory(options.directory)
+    began = time.perf_counter()
+    shown = Range(options.first or 0, options.last or 0)
+    if options.request:
+        shown = range_of(storage, options.request)
+    film, notes = follow(storage, shown)
+    title = Path(options.directory).resolve().name
+    path = Path(options.out or f"{title}.html")
+    if path.resolve().is_relative_to(storage.directory.resolve()):
+        raise Missing(f"{path} is inside the journal's directory, where nothing may be written; name another with -o")
+    with path.open("w", encoding="utf-8") as file:
+        write_page(film, title, notes, options.request or 0, file)
+    result: dict[str, Any] = {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "records": film.records,
+        "steps": film.position,
+        "requests": len(film.requests.lives),
+        "decisions": len(film.decisions.at),
+        "lives": film.lives,
+        "epochs": len(film.stretches),
+        "marks": len(film.marks),
+        "took_s": round(time.perf_counter() - began, 3),
+        "notes": notes,
+    }
+    if options.check_browser:
+        result["browser"] = check_page(path, film, options.browser)
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`bandmaster view`."""
+    options = _parser().parse_args(argv)
+    try:
+        result = make(options)
+    except (NoJournal, Missing, BrowserMissing) as error:
+        print(f"bandmaster view: {error}", file=sys.stderr)
+        return USAGE
+    except (Foreign, JournalError, msgspec.ValidationError) as error:
+        print(f"bandmaster view: {error}", file=sys.stderr)
+        return DAMAGED
+    except OSError as error:
+        print(f"bandmaster view: {error}", file=sys.stderr)
+        return FAILED
+    browser = result.get("browser")
+    if options.json:
+        print(json.dumps(result))
+    else:
+        _show(result)
+    return FAILED if browser is not None and browser["wrong"] else WRITTEN
+
+
+def _show(result: dict[str, Any]) -> None:
+    for note in result["notes"]:
+        print(f"note: {note}")
+    megabytes = result["bytes"] / 1e6
+    print(
+        f"{result['file']}: {megabytes:.1f} MB, {result['steps']:,} steps, {result['requests']:,} requests, "
+        f"{result['decisions']:,} decisions, {result['lives']} lives, {result['epochs']} epochs "
+        f"({result['took_s']:.1f} s)"
+    )
+    if result["bytes"] > BIG_BYTES:
+        print("note: a browser needs a while for so large a page; --from, --to and --request choose a part of it")
+    browser = result.get("browser")
+    if browser is not None:
+        compared = f"{browser['compared']} bands at {browser['steps']} steps compared, {len(browser['wrong'])} wrong"
+        times = f"open in {browser['open_ms']:.0f} ms, slowest frame {browser['frame_ms_max']:.1f} ms"
+        print(f"browser: {compared}; {times}")
+        for wrong in browser["wrong"]:
+            print(f"  WRONG: {wrong}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bandmaster view", description="An incident's memory and requests as one HTML file."
+    )
+    parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+    parser.add_argument("-o", dest="out", metavar="FILE", help="the file; without it, DIR's name with .html, here")
+    parser.add_argument("--from", dest="first", type=_number, metavar="SEQUENCE", help="the first record shown")
+    parser.add_argument("--to", dest="last", type=_number, metavar="SEQUENCE", help="the last record shown")
+    parser.add_argument("--request", type=_number, metavar="N", help="only the records of this request's life")
+    parser.add_argument("--json", action="store_true", help="print one JSON object about what was made")
+    parser.add_argument("--check-browser", action="store_true", help="open it in a browser and compare what it shows")
+    parser.add_argument("--browser", metavar="PROGRAM", help="the browser for it; without it, Chromium where found")
+    return parser
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > DIGITS_MAX or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a record or request; they are numbered from 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

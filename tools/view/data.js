@@ -1,0 +1,85 @@
+// Data: chunks out of the page and columns out of chunks, by the rules of pack.py.
+
+"use strict";
+
+function bytesOfBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let at = 0; at < binary.length; at++) bytes[at] = binary.charCodeAt(at);
+  return bytes;
+}
+
+// The bytes of a chunk; null where the page has none of that name.
+async function chunk(name) {
+  const node = document.getElementById("c-" + name);
+  if (!node) return null;
+  const squeezed = new Blob([bytesOfBase64(node.textContent)]);
+  const plain = squeezed.stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(plain).arrayBuffer());
+}
+
+async function chunkLines(name) {
+  const bytes = await chunk(name);
+  return bytes === null || bytes.length === 0 ? [] : new TextDecoder().decode(bytes).split("\n");
+}
+
+// Columns one after the other: `next` gives an Int32Array, `wide` a Float64Array, `small` a Uint8Array.
+class Columns {
+  constructor(bytes) {
+    this.bytes = bytes;
+    this.view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    this.at = 0;
+  }
+
+  head() {
+    const count = this.view.getUint32(this.at, true);
+    const flags = this.bytes[this.at + 4];
+    const width = this.bytes[this.at + 5];
+    const from = this.at + 8;
+    this.at = from + count * width;
+    return { count, width, from, differences: flags & 1, signed: flags & 2 };
+  }
+
+  next() {
+    const { count, width, from, differences, signed } = this.head();
+    const out = new Int32Array(count);
+    const bytes = this.bytes;
+    for (let plane = 0; plane < Math.min(width, 4); plane++) {
+      const base = from + plane * count;
+      const shift = 8 * plane;
+      for (let at = 0; at < count; at++) out[at] |= bytes[base + at] << shift;
+    }
+    if (signed) for (let at = 0; at < count; at++) out[at] = (out[at] >>> 1) ^ -(out[at] & 1);
+    if (differences) for (let at = 1; at < count; at++) out[at] += out[at - 1];
+    return out;
+  }
+
+  wide() {
+    const { count, width, from, differences, signed } = this.head();
+    const out = new Float64Array(count);
+    const bytes = this.bytes;
+    for (let plane = width - 1; plane >= 0; plane--) {
+      const base = from + plane * count;
+      for (let at = 0; at < count; at++) out[at] = out[at] * 256 + bytes[base + at];
+    }
+    if (signed) for (let at = 0; at < count; at++) out[at] = out[at] % 2 ? -(out[at] + 1) / 2 : out[at] / 2;
+    if (differences) for (let at = 1; at < count; at++) out[at] += out[at - 1];
+    return out;
+  }
+
+  small() {
+    const { count, from } = this.head();
+    return this.bytes.subarray(from, from + count);
+  }
+}
+
+// The last place in a rising array whose value is at most `value`; -1 where there is none.
+function lastAtMost(array, value, low = 0, high = array.length) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (array[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
