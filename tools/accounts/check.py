@@ -133,7 +133,7 @@ class Checker:
         life, told = self.journal.life, list[Told]()
         while self._line is not None and (self._line.life, self._line.sequence) == (life.life, sequence):
             self._announced += self._line.lost
-            if self._line.told is not None and sequence > self._log_begins:
+            if self._line.told is not None and not 0 < sequence <= self._log_begins:
                 told.append(self._line.told)
                 self._log.take(self._line.told)
                 self.result.lines += 1

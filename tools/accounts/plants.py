@@ -24,6 +24,7 @@ from tools.accounts.simulated import simulate
 from tools.accounts.world.world import Plant
 
 REQUESTS = 240
+BARE_EACH = 40
 FATES = ("killed", "rest")
 EACH = 20  # every so many events one is wrong
 
@@ -122,9 +123,12 @@ def _line_twice() -> Plant:
 
 
 def _resumed_as_refused() -> Plant:
+    newest = [0]
+
     def wrong(event: str, values: dict[str, Any], line: Callable[..., None]) -> None:
+        newest[0] = values.get("sequence", newest[0])
         if event == "NotResumed":
-            line("Refused", sequence=0, n=1, **values)
+            line("Refused", sequence=newest[0], n=1, **values)
         else:
             line(event, **values)
 
@@ -302,5 +306,5 @@ class Found(NamedTuple):
 def try_plant(planted: Planted, seed: int = 1, requests: int = REQUESTS) -> Found:
     """Run a small world with the fault in every life."""
     with tempfile.TemporaryDirectory(prefix="bandmaster-accounts-") as directory:
-        run = simulate(Path(directory) / "run", requests, seed, planted.fates, planted.make())
+        run = simulate(Path(directory) / "run", requests, seed, planted.fates, planted.make(), bare_each=BARE_EACH)
         return Found(planted, run.result)

@@ -79,7 +79,8 @@ def verdict(result: Result) -> str:
     read = f"{result.records:,} records, {result.lines:,} lines, {result.scrapes:,} scrapes of {lives}"
     if result.agrees:
         what = "received = refused + accepted and accepted + recovered = finished + aborted + failed + live"
-        return f"agreed: {what}, and the same numbers, behind every scrape and at the end of every life ({read})"
+        where = "behind every scrape and at the end of every life" if result.scrapes else "at the end of every life"
+        return f"agreed: {what}, and the same numbers, {where} ({read})"
     return f"DIFFERS: {result.findings.count:,} times ({read})"
 
 

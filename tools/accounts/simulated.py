@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tools.accounts.check import Result
 from tools.accounts.directory import check_directory
-from tools.accounts.world.world import FATES, Outcome, Plant, World
+from tools.accounts.world.world import BARE_EACH, FATES, Outcome, Plant, World
 
 
 class Simulated(NamedTuple):
@@ -29,9 +29,10 @@ def simulate(
     fates: Sequence[str] = FATES,
     plant: Plant | None = None,
     progress: Callable[[int], None] | None = None,
+    bare_each: int = BARE_EACH,
 ) -> Simulated:
     """Run a world in a directory that is new or empty, then check it."""
-    outcome = World(directory, requests, seed, fates, plant).run(progress)
+    outcome = World(directory, requests, seed, fates, plant, bare_each).run(progress)
     result = check_directory(str(directory), scrapes=outcome.scrapes)
     for problem in outcome.problems:
         result.findings.add("clients", 0, 0, problem)

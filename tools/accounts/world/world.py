@@ -122,10 +122,19 @@ def world_settings(run_dir: Path, **changes: Any) -> Settings:
 
 
 class World:
-    """One run; `plant` does something wrong to each life's daemon before it begins."""
+    """One run; `plant` does something wrong to each life's daemon before it begins.
+
+    Of so many clients (`bare_each`) one is a bare one.
+    """
 
     def __init__(
-        self, directory: Path, requests: int, seed: int, fates: Sequence[str] = FATES, plant: Plant | None = None
+        self,
+        directory: Path,
+        requests: int,
+        seed: int,
+        fates: Sequence[str] = FATES,
+        plant: Plant | None = None,
+        bare_each: int = BARE_EACH,
     ) -> None:
         self.rng = random.Random(seed)
         self.settings = world_settings(directory)
@@ -138,7 +147,7 @@ class World:
         self.outcome = Outcome()
         self.daemon: Daemon | None = None
         self.requests = requests
-        self._fates, self._plant = fates, plant
+        self._fates, self._plant, self._bare_each = fates, plant, bare_each
         self._open = trio.CapacityLimiter(OPEN_MAX)
         self._all_sent = trio.Event()
         self._quota = 0.0  # requests that may have been sent by now
@@ -218,6 +227,9 @@ class World:
             if tally.sent < until:
                 self.machine.kill()
         if fate in ("killed", "crashed"):
+            while not daemon.core.account().live:  # in the midst of work
+                self._quota += 1
+                await trio.sleep(SCRAPE_S / 10)
             life.cancel()
         elif fate == "drained":
             daemon.engine.drain()
@@ -266,7 +278,7 @@ class World:
                 await trio.sleep(self.rng.expovariate(RATE * burst))
                 rng = random.Random(self.rng.getrandbits(64))
                 await self._open.acquire_on_behalf_of(index)
-                if index % BARE_EACH == BARE_FIRST:
+                if index % self._bare_each == BARE_FIRST:
                     bare = BareClient(self.board, f"bare-{index}", rng, tally)
                     nursery.start_soon(self._client_task, index, bare.run)
                 else:
