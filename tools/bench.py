@@ -35,6 +35,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "throughput, retractions and work done twice in arenas that get too small",
     ),
     "snapshot": ("tools.bench_snapshot", "what a snapshot costs the loop and a rank, beside a cache of many nodes"),
+    "replay": (
+        "tools.bench_replay",
+        "replay of a journal: steps a minute, beside the time that it recorded, memory at eight times the length",
+    ),
     "model": ("tools.bench_model", "the forward of a model on this machine, beside `transformers`"),
 }
 

@@ -25,6 +25,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from daemon.processes import collect_seldom
 from journal.divergence import Divergence, requests_in_words
 from journal.errors import JournalError
 from journal.reader import Walk, readable_segments
@@ -33,7 +34,7 @@ from journal.segment import load_header, segment_behind
 from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.replay_processes import HalfLost, RemoteRanks
+from tools.replay_processes import HalfLost, RemoteRanks, Usage, usage
 from tools.replica import factories
 
 REPRODUCED = 0
@@ -55,6 +56,7 @@ def replay_directory(
     start, notes = start_of(storage, until, from_snapshot)
     walk = Walk(storage, first=segment_behind(storage, start[0].sequence) if start else 0)
     elsewhere = RemoteRanks if processes > 1 else None
+    collect_seldom()
     with ReadingProgress(storage, "replaying") as seen:
         verdict = check(walk.records(), factories(), until, seen, start, elsewhere)
     if verdict.damage is None:
@@ -190,7 +192,7 @@ def _summary(verdict: Verdict, elapsed_s: float) -> str:
     )
 
 
-def as_json(verdict: Verdict, until: int | None) -> dict[str, Any]:
+def as_json(verdict: Verdict, until: int | None, elapsed_s: float) -> dict[str, Any]:
     """The verdict as plain values; with `until` the state too."""
     found = verdict.divergence
     result: dict[str, Any] = {
@@ -201,6 +203,8 @@ def as_json(verdict: Verdict, until: int | None) -> dict[str, Any]:
         "notes": verdict.notes,
         "divergence": asdict(found) if found is not None else None,
         "damage": damage_of(verdict),
+        "elapsed_s": round(elapsed_s, 3),
+        "usage": {name: one._asdict() for name, one in usages(verdict).items()},
     }
     if until is not None:
         result["state"] = state_of(verdict)
@@ -220,6 +224,13 @@ def damage_of(verdict: Verdict) -> dict[str, Any] | None:
         "what": str(damage),
         "reproduced_through": verdict.counts.last_sequence,
     }
+
+
+def usages(verdict: Verdict) -> dict[str, Usage]:
+    """What each process of the replay took: `core`, and `ranks` where they had their own."""
+    ranks = verdict.replay.ranks
+    theirs = {"ranks": ranks.usage} if isinstance(ranks, RemoteRanks) and ranks.usage is not None else {}
+    return {"core": usage()} | theirs
 
 
 def code_of(verdict: Verdict) -> int:
@@ -278,7 +289,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bandmaster replay: {error}", file=sys.stderr)
         return DAMAGED
     if options.json:
-        print(json.dumps(as_json(verdict, until)))
+        print(json.dumps(as_json(verdict, until, time.perf_counter() - started)))
         return code_of(verdict)
     console = Console()
     for note in verdict.notes:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from daemon.processes import collect_seldom
 from ipc.messages import Step
@@ -23,6 +24,19 @@ from journal.records import Kind, decode, encode
 BATCH_RECORDS = 128
 
 
+class Usage(NamedTuple):
+    """What a process took: processor seconds, and the most memory that it had at once."""
+
+    cpu_s: float
+    peak_rss_bytes: int
+
+
+def usage() -> Usage:
+    """This process's own."""
+    took = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(round(took.ru_utime + took.ru_stime, 3), took.ru_maxrss << 10)
+
+
 class HalfLost(Exception):
     """The copy of the process died; the text says of what."""
 
@@ -32,6 +46,7 @@ class RemoteRanks:
 
     def __init__(self, ranks: Ranks) -> None:
         self.counts, self.notes = RankCounts(), list[str]()
+        self.usage: Usage | None = None  # the copy's, when it is over
         self._overview = Overview(0, 0, [])
         self._batch: list[tuple[Any, ...]] = []
         self._found: Divergence | None = None
@@ -68,7 +83,7 @@ class RemoteRanks:
     def finish(self) -> None:
         """The records end here: everything that the copy knows, then it is gone."""
         try:
-            self.counts, self.notes, self._overview = self._ask("finish", raises=False)
+            self.counts, self.notes, self._overview, self.usage = self._ask("finish", raises=False)
         finally:
             self._over = True
             self._pipe.close()
@@ -156,5 +171,5 @@ def _follow(ranks: Ranks, pipe: Connection) -> None:
             pipe.send(("answer", ranks.requests_of(decode(Kind.STEPPED, step), op, row)))  # type: ignore[arg-type]
         else:
             ranks.finish()
-            pipe.send(("answer", (ranks.counts, ranks.notes, ranks.overview())))
+            pipe.send(("answer", (ranks.counts, ranks.notes, ranks.overview(), usage())))
             return
