@@ -70,7 +70,11 @@ TABLE = (
         ("daemon", "allocator", "ipc", "journal"),
         "numpy msgspec trio zmq structlog prometheus_client psutil",
     ),
-    _layer("tools", (*PACKAGES,), "numpy msgspec trio httpx rich textual psutil structlog torch transformers tokenizers"),
+    _layer(
+        "tools",
+        (*PACKAGES,),
+        "numpy msgspec trio httpx rich textual psutil structlog torch transformers tokenizers zstandard google_crc32c",
+    ),
 )
 FORBIDDEN_OURS = {"daemon": ("daemon.rank", "daemon.frontend")}
 
