@@ -109,7 +109,8 @@ def measured(directory: Path, processes: int) -> Row:
 
 def recorded_s(directory: str) -> tuple[float, float]:
     """Seconds of a journal's lives during which a step was in flight, and from their first to their last step."""
-    busy_ns, span_ns, tick_ns, begun_ns, free_ns = 0, 0, 0, 0, 0
+    busy_ns, span_ns, tick_ns, free_ns = 0, 0, 0, 0
+    begun_ns: int | None = None
     in_flight: deque[int] = deque()
     for one in Walk(open_directory(directory)).records():
         if one.kind == Kind.TICKED:
@@ -118,17 +119,17 @@ def recorded_s(directory: str) -> tuple[float, float]:
             tick_ns = item.now_ns
         elif one.kind == Kind.STEPPED:
             in_flight.append(tick_ns)
-            begun_ns = begun_ns or tick_ns
+            begun_ns = tick_ns if begun_ns is None else begun_ns
         elif one.kind in (Kind.REPORTED, Kind.EPOCH_ENDED, Kind.EPOCH_BEGAN):
             item = one.decode()
             if isinstance(item, Reported) and in_flight:
                 busy_ns += item.now_ns - max(in_flight.popleft(), free_ns)
                 free_ns = item.now_ns
             elif isinstance(item, EpochBegan | EpochEnded):
-                span_ns += max(0, free_ns - begun_ns) if begun_ns else 0
-                begun_ns = free_ns = 0
+                span_ns += 0 if begun_ns is None else max(0, free_ns - begun_ns)
+                begun_ns, free_ns = None, 0
                 in_flight.clear()
-    span_ns += max(0, free_ns - begun_ns) if begun_ns else 0
+    span_ns += 0 if begun_ns is None else max(0, free_ns - begun_ns)
     return busy_ns / NS_PER_S, span_ns / NS_PER_S
 
 
