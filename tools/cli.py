@@ -40,6 +40,9 @@ COMMANDS: dict[str, Command] = {
     "incident": Command("tools.incident.command", "one archive of a run for engineers elsewhere, without its prompts"),
     "view": Command("tools.view.command", "a journal as one HTML file: memory, requests and decisions at every step"),
     "verify": Command("tools.verify", "read a journal's checksums and links"),
+    "accounts": Command(
+        "tools.accounts.command", "what became of all requests, by journal, log and metrics: they must count the same"
+    ),
     "trim": Command("tools.trim", "delete what a journal no longer needs, once two snapshots prove it"),
     "top": Command("tools.top.command", "a live view of a running daemon: arena, rates, requests, decisions"),
     "bench": Command(

@@ -1,0 +1,1 @@
+"""`bandmaster incident`: everything an engineer elsewhere needs, in one archive, without what users wrote."""

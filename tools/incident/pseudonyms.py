@@ -1,0 +1,245 @@
+"""Pseudonyms: what stands for names and tokens in an archive that others may read.
+
+Owns the keyed functions. Must never keep the key beyond its process, nor write it anywhere: without it nothing can be
+turned back, and a guess cannot be checked. Invariants: equal names have equal pseudonyms and unequal ones unequal;
+token sequences keep exactly what a prefix cache sees of them: two of them are equal as far as their originals are, and
+not a token further.
+
+A token is permuted among the vocabulary by a permutation that is drawn anew for each sequence of tokens in front of it
+(a Feistel network whose rounds keyed BLAKE2b draws), so what two prompts have in common behind the place where they
+parted is lost. Ids that end a request change places with one another only, end-of-text ids not even that, and ids
+outside of the vocabulary stay: requests are refused for them, and the decision names the id.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+NAME_CHARS_MAX = 256  # longer names are refused by the core, with their length
+DIGITS = 16  # hexadecimal digits of a pseudonym
+KEY_BYTES = 32
+UNKNOWN_VOCABULARY = 1 << 31  # where no epoch says how many tokens there are
+WORD = (1 << 32) - 1
+_ROUNDS = struct.Struct("<12I")  # six rounds of a Feistel network, a factor and a summand each
+CHUNK_TOKENS = 64
+CHUNKS_MAX = 16_384
+MARK_BLOCK_TOKENS = 64  # the cache knows evicted paths by so many tokens in front of a mark, at most
+SEED_MAX = (1 << 63) - 1
+_NUMBERED = re.compile(r"(.*)-(\d{1,6})", re.DOTALL)
+_NAMESPACE_KIND = re.compile(r"[a-z]{1,16}")
+_STOPPED = re.compile(r"stop token (-?\d+)")
+_FOLDERS = re.compile(r"(?<![\w.])(?:/[^\s/:;,'\"()]+)+/(?=[^\s/])")
+
+
+class Tip(NamedTuple):
+    """The end of a token sequence: what the permutation of the next token is drawn from, and how many there are.
+
+    `root` is the key that the sequence began with.
+    """
+
+    key: bytes
+    position: int
+    root: bytes
+
+
+class Names:
+    """Pseudonyms of ids, front ends, namespaces and seeds."""
+
+    def __init__(self, key: bytes) -> None:
+        assert len(key) == KEY_BYTES, f"a key of {len(key)} bytes"
+        self._key = key
+
+    def keyed(self, purpose: str, data: bytes, size: int = 16) -> bytes:
+        """`size` bytes that stand for `data`, apart for each purpose."""
+        return blake2b(data, digest_size=size, key=self._key, person=purpose.encode()).digest()
+
+    def id(self, text: str) -> str:
+        """A request's id; the number of a prompt behind it stays, so that ids of one call are still known together."""
+        numbered = _NUMBERED.fullmatch(text)
+        if numbered and numbered[1]:
+            return self._name("id", numbered[1], len(text), f"-{numbered[2]}")
+        return self._name("id", text, len(text))
+
+    def frontend(self, text: str) -> str:
+        """A front end's name."""
+        return self._name("front", text, len(text))
+
+    def namespace(self, text: str) -> str:
+        """A cache namespace; empty stays empty, and the kind before a colon stays."""
+        kind, colon, _ = text.partition(":")
+        if colon and _NAMESPACE_KIND.fullmatch(kind):
+            return f"{kind}:{self._name('ns', text, len(text))}"
+        return self._name("ns", text, len(text))
+
+    def seed(self, seed: int) -> int:
+        """A seed that is none of the original's tokens; one that is refused for its size stays."""
+        if not -(1 << 63) <= seed <= SEED_MAX:
+            return seed
+        return int.from_bytes(self.keyed("seed", seed.to_bytes(8, "little", signed=True), 8), "little") & SEED_MAX
+
+    def digest(self, digest: bytes) -> bytes:
+        """What stands for the digest of something that is not there; none for none."""
+        return self.keyed("digest", digest) if digest else b""
+
+    def _name(self, kind: str, text: str, characters: int, tail: str = "") -> str:
+        if not text:
+            return text
+        name = f"{kind}-{self.keyed(kind, text.encode(errors='surrogatepass'), DIGITS // 2).hex()}{tail}"
+        return name.ljust(characters, ".") if characters > NAME_CHARS_MAX else name
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths in a text by their last part alone: folders may be named after people."""
+    return _FOLDERS.sub(".../", text)
+
+
+class _Range:
+    """Ids [`low`, `high`) of which the `special` ones are left out, and permutations of the rest."""
+
+    def __init__(self, low: int, high: int, special: Sequence[int]) -> None:
+        self.low, self.high = low, high
+        self._special = [id for id in special if low <= id < high]
+        self._count = high - low - len(self._special)
+        self._rows = math.isqrt(max(self._count - 1, 0)) + 1
+        self._columns = -(-self._count // self._rows) if self._count else 1
+
+    def permuted(self, rounds: Sequence[int], id: int) -> int:
+        """Another id of the range for this one, by the drawn `rounds` of a Feistel network.
+
+        Its places are `rows` times `columns`; those beyond the range are walked over.
+        """
+        rows, columns, special = self._rows, self._columns, self._special
+        a, b, c, d, e, f, g, h, i, j, k, m = rounds
+        at = id - self.low - (bisect_left(special, id) if special else 0)
+        while True:
+            left, right = divmod(at, columns)
+            left = (left + ((right * a + b & WORD) >> 16)) % rows
+            right = (right + ((left * c + d & WORD) >> 16)) % columns
+            left = (left + ((right * e + f & WORD) >> 16)) % rows
+            right = (right + ((left * g + h & WORD) >> 16)) % columns
+            left = (left + ((right * i + j & WORD) >> 16)) % rows
+            right = (right + ((left * k + m & WORD) >> 16)) % columns
+            at = left * columns + right
+            if at < self._count:
+                return self._at(at)
+
+    def _at(self, place: int) -> int:
+        """The id in that place among those that are not special."""
+        id = self.low + place
+        for special in self._special:
+            if special > id:
+                break
+            id += 1
+        return id
+
+
+class Tokens:
+    """Pseudonyms of token sequences.
+
+    `vocabularies` are the sizes that epochs had, `eos_ids` those of their models, `stop_ids` what requests end at.
+    `block_sizes`: page sizes of the lives, for the second scheme, in which a sequence begins anew with every page:
+    equal pages in equal places stay equal, whatever stands in front of them. Empty: the first scheme.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        vocabularies: Iterable[int] = (),
+        eos_ids: Iterable[int] = (),
+        stop_ids: Iterable[int] = (),
+        block_sizes: Iterable[int] = (),
+    ) -> None:
+        self._names = names
+        bounds = [0, *sorted({size for size in vocabularies if size > 0} or {UNKNOWN_VOCABULARY})]
+        eos = set(eos_ids)
+        special = sorted({id for id in {*stop_ids, *eos} if 0 <= id < bounds[-1]})
+        self._bounds = bounds
+        self._ranges = [_Range(low, high, special) for low, high in pairwise(bounds)]
+        self._special = {id: id for id in special if id in eos}
+        self._exchange([id for id in special if id not in eos])
+        self._blocks = sorted({*block_sizes, MARK_BLOCK_TOKENS}) if block_sizes else []
+        self._chunks: dict[tuple[Tip, bytes], tuple[bytes, Tip]] = {}
+
+    def _exchange(self, ids: list[int]) -> None:
+        """Ids that end requests take each other's places, within their range."""
+        for one in self._ranges:
+            ours = [id for id in ids if one.low <= id < one.high]
+            drawn = sorted(ours, key=lambda id: self._names.keyed("stop id", id.to_bytes(8, "little")))
+            self._special |= dict(zip(ours, drawn, strict=True))
+
+    def root(self, namespace: str, what: bytes = b"") -> Tip:
+        """The beginning of all sequences of a namespace; with `what` of a sequence of its own."""
+        key = self._names.keyed("root", namespace.encode(errors="surrogatepass") + b"\0" + what)
+        return Tip(key, 0, key)
+
+    def stop_id(self, id: int) -> int:
+        """An id that ends a request."""
+        return self._special.get(id, id)
+
+    def stop_ids(self, column: bytes) -> bytes:
+        """A column of them (int64)."""
+        if len(column) % 8:
+            return bytes(len(column))
+        return np.array([self.stop_id(id) for id in np.frombuffer(column, np.int64).tolist()], np.int64).tobytes()
+
+    def detail(self, text: str) -> str:
+        """Why a choice ended, in words; some name the id, or a file."""
+        return _STOPPED.sub(lambda found: f"stop token {self.stop_id(int(found[1]))}", without_folders(text))
+
+    def one(self, tip: Tip, token: int) -> tuple[int, Tip]:
+        """The next token of a sequence, and the sequence's new end."""
+        mapped, tip = self._more(tip, (token,))
+        return mapped[0], tip
+
+    def column(self, tip: Tip, column: bytes) -> tuple[bytes, Tip]:
+        """More tokens of a sequence (an int64 column), and its new end; no whole number of tokens becomes zeros."""
+        if len(column) % 8:
+            return bytes(len(column)), tip
+        parts = []
+        for at in range(0, len(column), 8 * CHUNK_TOKENS):
+            part, tip = self._chunk(tip, column[at : at + 8 * CHUNK_TOKENS])
+            parts.append(part)
+        return b"".join(parts), tip
+
+    def _chunk(self, tip: Tip, column: bytes) -> tuple[bytes, Tip]:
+        """A short column; what many prompts begin with is worked out once."""
+        known = self._chunks.get((tip, column))
+        if known is None:
+            mapped, end = self._more(tip, np.frombuffer(column, np.int64).tolist())
+            if len(self._chunks) >= CHUNKS_MAX:
+                del self._chunks[next(iter(self._chunks))]
+            known = self._chunks[tip, column] = np.array(mapped, np.int64).tobytes(), end
+        return known
+
+    def _more(self, tip: Tip, tokens: Sequence[int]) -> tuple[list[int], Tip]:
+        """More tokens of a sequence, and its new end.
+
+        Of each end's key a hash gives the permutation of the next token and, apart from it, what the next key comes of.
+        """
+        key, position, root = tip
+        special, bounds, ranges, blocks = self._special, self._bounds, self._ranges, self._blocks
+        mapped = []
+        for token in tokens:
+            drawn = blake2b(key, digest_size=64).digest()
+            if token in special:
+                mapped.append(special[token])
+            elif 0 <= token < bounds[-1]:
+                range_ = ranges[bisect_right(bounds, token) - 1] if len(ranges) > 1 else ranges[0]
+                mapped.append(range_.permuted(_ROUNDS.unpack_from(drawn, 16), token))
+            else:
+                mapped.append(token)
+            position += 1
+            if blocks and any(position % size == 0 for size in blocks):
+                key = self._names.keyed("block", root + position.to_bytes(8, "little"))
+            else:
+                key = blake2b(drawn[:16] + token.to_bytes(8, "little", signed=True), digest_size=16).digest()
+        return mapped, Tip(key, position, root)
