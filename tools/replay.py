@@ -2,6 +2,7 @@
 
     bandmaster replay check DIR [--json]             every decision, step and digest must come out as recorded
     bandmaster replay until SEQUENCE DIR [--json]    stop behind that record and show the state
+    bandmaster replay diff A B                       two journals side by side: the first thing that differs
     bandmaster replay plant [--only NAME] [--json]   journals with one thing false: what replay must name of each
 
 Owns the wiring of the core and the chains into `journal.replay`. Must never write into the journal's directory. Exit
@@ -41,6 +42,7 @@ REPRODUCED = 0
 DIVERGED = 1
 USAGE = 2
 DAMAGED = 4
+ELSEWHERE = {"diff": "tools.replay_diff", "plant": "tools.planted.command"}  # commands with modules of their own
 DIGITS_MAX = 19  # of a number of a record or a request
 
 
@@ -242,7 +244,8 @@ def code_of(verdict: Verdict) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bandmaster replay", description="Run a journal again and compare.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="check|until|plant")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="check|until|diff|plant")
+    commands.add_parser("diff", help="two journals side by side: the first thing that differs", add_help=False)
     commands.add_parser("plant", help="journals with one thing false: what replay must name of each", add_help=False)
     checking = commands.add_parser("check", help="every decision, step and digest must come out as recorded")
     until = commands.add_parser("until", help="stop behind a record and show the state")
@@ -275,8 +278,9 @@ def _number(text: str, what: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster replay`."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["plant"]:
-        return int(importlib.import_module("tools.planted.command").main(arguments[1:]))
+    module = ELSEWHERE.get(arguments[0]) if arguments else None
+    if module is not None:
+        return int(importlib.import_module(module).main(arguments[1:]))
     options = _parser().parse_args(arguments)
     until = options.sequence if options.command == "until" else None
     started = time.perf_counter()
