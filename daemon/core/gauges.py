@@ -30,6 +30,7 @@ def gauges(core: CoreState) -> dict[str, int]:
         "draining": int(core.draining),
         "ready": int(core.memory is not None),
         "capacity_pages": 0,
+        "kept_logprob_bytes": core.kept_logprobs.kept_bytes,
     }
     if core.memory is not None:
         numbers["capacity_pages"] = core.memory.capacity_pages

@@ -13,10 +13,10 @@ from daemon.core import deadlines, suspects
 from daemon.core.arrival import content_digest, make_group, make_request
 from daemon.core.endings import close_group
 from daemon.core.inputs import Recovered, RecoveredChoice, RecoveredGroup
+from daemon.core.kept_logprobs import bound, shared, size_of, size_of_group, unknown
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict
 from daemon.core.requests import Group, Request
-from daemon.core.resuming import unknown
 from daemon.core.state import CoreState
 from ipc.messages import RequestLogprobs
 
@@ -35,6 +35,7 @@ def recovered(core: CoreState, item: Recovered, out: Outputs) -> None:
         )
     for left in item.groups:
         _take_over(core, left, item.now_ns, out)
+    bound(core)
     if item.next_request < core.next_request:
         raise InvariantBroken(
             "core.recovered", f"the next free number is {item.next_request}, but {core.next_request - 1} is taken"
@@ -98,6 +99,7 @@ def _take_over(core: CoreState, left: RecoveredGroup, now_ns: int, out: Outputs)
         prompt, output = _logprobs(group, choice, was)
         if prompt or output:
             group.logprobs[choice] = [*prompt, *output]
+    core.kept_logprobs.kept_bytes += size_of_group(group)
     if group.live == 0:
         close_group(core, group)
 
@@ -108,6 +110,7 @@ def _go_on(core: CoreState, request: Request, was: RecoveredChoice, now_ns: int,
     sure = request.output_tokens if was.confirmed < 0 else was.confirmed
     request.confirmed = min(sure, request.output_tokens)  # output may have been left out
     request.prompt_logprobs, request.output_logprobs = _logprobs(request.group, request.choice, was)
+    core.kept_logprobs.kept_bytes += size_of(request.logprobs)
     request.prompt_logprobs_next = was.prompt_logprobs_next
     request.retractions, request.started = was.retractions, was.started
     request.cached_tokens, request.matched_tokens, request.hit_cut = was.cached_tokens, was.matched_tokens, was.hit_cut
@@ -122,7 +125,7 @@ def _go_on(core: CoreState, request: Request, was: RecoveredChoice, now_ns: int,
 def _logprobs(group: Group, choice: int, was: RecoveredChoice) -> tuple[list[RequestLogprobs], list[RequestLogprobs]]:
     """Those of the prompt that were delivered, and one per output token: not known where they were left out."""
     prompt = [entry for entry in was.logprobs if entry.prompt_position >= 0]
-    output = [entry for entry in was.logprobs if entry.prompt_position < 0]
+    output = [shared(entry) for entry in was.logprobs if entry.prompt_position < 0]
     if group.sampling.logprobs >= 0:
         output += unknown(group.accepted.first_request + choice, len(was.tokens) // 8 - len(output))
     return prompt, output

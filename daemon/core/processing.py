@@ -17,10 +17,10 @@ from daemon.core import caching, microbatches, suspects
 from daemon.core.checkpoints import give_ready
 from daemon.core.endings import end
 from daemon.core.inputs import Reported
+from daemon.core.kept_logprobs import bound, size, size_of, unknown
 from daemon.core.outputs import Outputs, TokenColumns
 from daemon.core.reasons import EndReason
 from daemon.core.requests import Request
-from daemon.core.resuming import unknown
 from daemon.core.rows import Rows
 from daemon.core.state import CoreState, Flight
 from ipc.messages import Logprobs, RequestLogprobs, RowLogprobs
@@ -162,8 +162,12 @@ def _logprobs(core: CoreState, reported: list[RowLogprobs]) -> list[RequestLogpr
             request.prompt_logprobs.append(told)
         else:
             kept = request.output_logprobs
-            kept += unknown(request.number, int(core.rows.output[entry.row]) - len(kept))
+            holes = unknown(request.number, int(core.rows.output[entry.row]) - len(kept))
+            core.kept_logprobs.kept_bytes += size_of(holes)
+            kept += holes
             kept.append(told)
+        core.kept_logprobs.kept_bytes += size(told)
+    bound(core)
     return delivered
 
 

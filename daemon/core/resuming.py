@@ -16,23 +16,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from allocator.columns import Int64s, i64, pack_i32
+from allocator.columns import Int64s, i64
 from daemon.core.endings import end, replace_end
 from daemon.core.inputs import Resumed
+from daemon.core.kept_logprobs import size_of, unknown
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import EndReason, RefusalCode, Verdict
 from daemon.core.requests import CAME_BACK, Group, Request
 from daemon.core.requeue import requeue
 from daemon.core.state import CoreState
-from ipc.messages import Continued, Logprobs, Refused, RequestLogprobs
-
-NOT_KNOWN = -9999.0  # in place of a log probability, as the OpenAI API has it for what is beyond its table
-UNKNOWN = Logprobs(0, np.array([NOT_KNOWN], "<f4").tobytes(), pack_i32([0]), b"", b"")  # of a token without one
-
-
-def unknown(request: int, count: int) -> list[RequestLogprobs]:
-    """Entries of so many output tokens without a log probability; none where `count` is not above 0."""
-    return [RequestLogprobs(request, -1, UNKNOWN)] * count
+from ipc.messages import Continued, Refused, RequestLogprobs
 
 
 def resumed(core: CoreState, item: Resumed, out: Outputs) -> None:
@@ -133,8 +126,9 @@ def _adopt(core: CoreState, request: Request, held: Int64s, had: int, now_ns: in
     if len(held):  # that is nobody's progress here
         request.furthest_tokens = max(request.furthest_tokens, request.sequence_tokens)
     if request.group.sampling.logprobs >= 0:
-        known = request.output_logprobs[: request.sure_tokens]
+        known, before = request.output_logprobs[: request.sure_tokens], size_of(request.output_logprobs)
         request.output_logprobs = known + unknown(request.number, len(held) - len(known))
+        core.kept_logprobs.kept_bytes += size_of(request.output_logprobs) - before
     numbers = {"held_tokens": len(held), "output_tokens": had, "confirmed_tokens": request.sure_tokens}
     request.confirmed = CAME_BACK
     out.decisions.append(Decided(now_ns, Verdict.RESUMED, request.number, "adopted", numbers))

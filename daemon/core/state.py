@@ -20,6 +20,7 @@ from allocator.geometry import Geometry
 from daemon.core.due import Due
 from daemon.core.expected import Expected
 from daemon.core.grid import Kind
+from daemon.core.kept_logprobs import Kept
 from daemon.core.limits import CoreConfig
 from daemon.core.memory import Memory, minus
 from daemon.core.order import WaitingQueue
@@ -43,7 +44,8 @@ class Totals:
     epoch, or of their trial, sent back to the queue, each time; `resumed` choices for which a front end came back.
 
     `retracted_tokens` a retraction threw away, `recomputed_tokens` were scheduled again by requests that had them
-    before; `climbs` of the relief ladder, `preemptions` are retractions for a request of higher priority.
+    before; `climbs` of the relief ladder, `preemptions` are retractions for a request of higher priority;
+    `forgotten_logprobs` are tokens whose log probabilities took too much memory while they were kept for a return.
     """
 
     received: int = 0
@@ -74,6 +76,7 @@ class Totals:
     climbs: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    forgotten_logprobs: int = 0
 
 
 @dataclass(slots=True)
@@ -155,6 +158,7 @@ class CoreState:
         self.facts: ModelFacts | None = None
         self.stop_uses = np.zeros(0, np.int32)  # per token id: live groups that stop at it; empty without a model
         self.ended_bytes = 0  # of outputs and log probabilities kept of `ended_groups`
+        self.kept_logprobs = Kept()  # of all other groups
         self.measure: Memory | None = None  # what arrivals are priced by: the epoch's memory, or the last one's
         self.draining = False
         self.snapshot_wanted = False  # the next step asks the ranks for their part of a snapshot

@@ -14,10 +14,10 @@ from daemon.core import inputs
 from daemon.core.due import Due
 from daemon.core.expected import Estimate
 from daemon.core.grid import Kind
+from daemon.core.kept_logprobs import UNKNOWN
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
 from daemon.core.requests import Request, State
-from daemon.core.resuming import UNKNOWN
 from daemon.core.state import CoreState, Gift, Helpless
 from ipc.messages import Generate, RequestLogprobs, Sampling
 from tests.core.world import World

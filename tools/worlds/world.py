@@ -18,9 +18,9 @@ import numpy as np
 from allocator.checks import STRICT, Checks
 from allocator.columns import i32, i64, pack_i64
 from daemon.core import inputs
+from daemon.core.kept_logprobs import NOT_KNOWN
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
-from daemon.core.resuming import NOT_KNOWN
 from daemon.core.scheduler import SchedulerCore
 from daemon.snapshots import core_state, restore_core
 from ipc.messages import (
