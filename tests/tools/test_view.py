@@ -28,7 +28,7 @@ from tools.view.command import Range, follow, range_of
 from tools.view.film import STEP_COLUMNS, Film
 from tools.view.heat import POINTS, ROWS, ActiveAt, boards, heat, pieces
 from tools.view.pack import Column, pack_columns, read_columns
-from tools.view.requests import HOLDS, Phase, Requests
+from tools.view.requests import HOLDS, Life, Phase, Requests
 from tools.view.units import FIXED, MOVED, BlockReader, BlockWriter, Board
 
 
@@ -142,23 +142,24 @@ def test_moves_are_told_with_where_they_came_from(film: Film) -> None:
     """Under pressure units move, and each that moved was live elsewhere behind the step before."""
     block, stretch = film.writer.blocks[0], film.stretches[0]
     columns = list(read_columns(_plain(block)))
-    moved = sum(int(np.count_nonzero(columns[5 * place + 2] == MOVED)) for place in range(len(stretch.bands)))
+    counts, positions, codes, ids, _ = (
+        columns[k : k + len(stretch.bands)] for k in range(0, len(columns), len(stretch.bands))
+    )
+    moved = sum(int(np.count_nonzero(column == MOVED)) for column in codes)
     assert moved == sum(film.steps["moved"][: block.steps]) > 0
     sizes = [band[2] for band in stretch.bands]
     before, reader = Board.empty(sizes), BlockReader(block, len(sizes))
-    starts = [np.concatenate([[0], np.cumsum(columns[5 * place])]) for place in range(len(sizes))]
-    lives = [
-        np.cumsum((columns[5 * place + 2] == LIVE) | (columns[5 * place + 2] >= FIXED)) for place in range(len(sizes))
-    ]
+    starts = [np.concatenate([[0], np.cumsum(column)]) for column in counts]
+    lives = [np.cumsum((column == LIVE) | (column >= FIXED)) for column in codes]
     for number in range(1, block.steps + 1):
         reader.apply(before, number - 1)
         for place in range(len(sizes)):
             for change in range(int(starts[place][number]), int(starts[place][number + 1])):
-                if columns[5 * place + 2][change] == MOVED:
-                    id = int(columns[5 * place + 3][lives[place][change] - 1])
+                if codes[place][change] == MOVED:
+                    id = int(ids[place][lives[place][change] - 1])
                     source = np.flatnonzero((before.ids[place] == id) & (before.codes[place] == LIVE))
                     assert source.size == 1
-                    assert source[0] != columns[5 * place + 1][change]
+                    assert source[0] != positions[place][change]
 
 
 def test_a_published_unit_is_fixed_until_its_use_is_released() -> None:
@@ -236,7 +237,8 @@ def test_decode_rows_and_prompt_tokens_add_up_to_what_was_computed(journal: Path
 
 def test_lanes_hold_one_life_at_a_time(film: Film) -> None:
     """No two lives share a lane at one position, and no lane is empty."""
-    lanes = film.requests.lanes(film.position)
+    lanes, every = film.requests.lanes(film.position)
+    assert lanes == every
     taken: dict[int, list[tuple[int, int]]] = {}
     for life in film.requests.by_number():
         taken.setdefault(life.lane, []).append((life.at, max(life.end_at, life.at + 1)))
@@ -244,6 +246,20 @@ def test_lanes_hold_one_life_at_a_time(film: Film) -> None:
     for spans in taken.values():
         spans.sort()
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_a_long_queue_has_lanes_of_its_own() -> None:
+    """Behind the lanes of those that run; who is never admitted has no other."""
+    requests = Requests()
+    for number in range(1, 401):
+        held = number * 10 if number % 50 else -1
+        requests.lives[number] = Life(number, f"r{number}", "f", 1, 1, number, 0, number * 10 + 35, 0, held_at=held)
+    running, every = requests.lanes(5000)
+    assert running == 4
+    assert 300 < every - running <= 400
+    for life in requests.lives.values():
+        assert (life.lane < running) == (life.held_at >= 0)
+        assert running <= life.queue_lane < every
 
 
 def test_lives_epochs_and_deaths_are_marked(trouble: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_page_has_what_the_film_has(journal: Path, tmp_path: Path) -> None:
     told, data = meta(text), chunks(text)
     steps = dict(zip(STEP_COLUMNS, read_columns(data["steps"]), strict=True))
     assert all(steps[name].tolist() == list(film.steps[name]) for name in STEP_COLUMNS)
-    assert film.requests.lanes(film.position) == told["lanes"]
+    assert film.requests.lanes(film.position) == (told["runLanes"], told["lanes"])
     lives = list(film.requests.by_number())
     requests = list(read_columns(data["requests"]))
     assert requests[0].tolist() == [life.number for life in lives]

@@ -76,6 +76,7 @@ class App {
       this.memory.draw(this.theme);
       this.work.draw(this.theme);
       this.lanes.draw(this.theme);
+      this.memory.movesSoon(this.blocks, () => this.later("view"));
       this.memory.exactSoon(this.blocks, this.exactHolding, () => this.later("view"));
     }
     if (wanted.has("view") || wanted.has("step")) this.drawCursors();
@@ -150,7 +151,7 @@ class App {
   select(index) {
     this.selected = index;
     this.side.mine = undefined;
-    if (index >= 0) this.lanes.reveal(index);
+    this.lanes.revealing = index >= 0;
     this.lanes.selected = index;
     this.later("view", "step", "side");
     this.writeLink();

@@ -112,12 +112,12 @@ class Arena:
         rows, pages = i32(forward.table_rows), i32(forward.table_pages)
         own = fresh[pages]
         if own.any():
-            self._page_taker[pages[own]] = requests.on_rows(rows[own])
+            self._page_taker[pages[own]] = requests.on_rows(rows[own].tolist())
         slots = i32(forward.slots)
         if slots.size:
             unknown = self._slot_taker[slots] == 0
             if unknown.any():
-                self._slot_taker[slots[unknown]] = requests.on_rows(i32(forward.rows)[unknown])
+                self._slot_taker[slots[unknown]] = requests.on_rows(i32(forward.rows)[unknown].tolist())
 
     def _noted(self, ops: Sequence[Op], requests: Requests) -> list[Changes]:
         """Every band's changes; the counts by taker follow them."""

@@ -54,6 +54,7 @@ class Film {
     const r = { number: columns.next(), at: columns.next(), us: columns.wide(), endAt: columns.next() };
     Object.assign(r, { endUs: columns.wide(), prompt: columns.next(), most: columns.next(), out: columns.next() });
     Object.assign(r, { retractions: columns.next(), cached: columns.next(), lane: columns.next() });
+    Object.assign(r, { queueLane: columns.next(), heldAt: columns.next() });
     Object.assign(r, { end: columns.next(), frontend: columns.next() });
     r.length = r.number.length;
     this.requests = r;
@@ -179,9 +180,9 @@ class Block {
     [block.first, block.steps] = film.meta.blocks[at];
     block.stretch = film.stretchAt(block.first);
     const columns = new Columns(await chunk("units" + at));
-    block.bands = block.stretch.bands.map(() => {
-      const counts = columns.next(), positions = columns.next(), codes = columns.small();
-      const ids = columns.next(), takers = columns.next();
+    const kinds = ["next", "next", "small", "next", "next"].map((read) => block.stretch.bands.map(() => columns[read]()));
+    block.bands = block.stretch.bands.map((_, place) => {
+      const [counts, positions, codes, ids, takers] = kinds.map((kind) => kind[place]);
       const starts = new Int32Array(counts.length + 1);
       for (let k = 0; k < counts.length; k++) starts[k + 1] = starts[k] + counts[k];
       const lives = new Int32Array(codes.length + 1);

@@ -63,23 +63,27 @@ class Work {
     context.fillText(text, x, y);
   }
 
-  // One tick where something was decided that matters; where more than one, the gravest.
+  // Ticks where something was decided that matters: as high as there are many, in the colour of the gravest.
   drawDecisions(context, theme, edges) {
     const { film, axis, plot } = this, d = film.decisions;
     const floor = (WORK.length + 1) * WORK_HEIGHT, low = lastAtMost(d.at, edges[0] - 1) + 1;
     const ranks = film.meta.verdicts.map((verdict) => RANKS.indexOf(verdict));
-    const best = new Int8Array(edges.length).fill(-1);
+    const best = new Int8Array(edges.length).fill(-1), counts = new Int32Array(edges.length);
+    let most = 1;
     const right = edges[edges.length - 1];
     for (let k = low; k < d.length && d.at[k] <= right; k++) {
       const x = Math.round(axis.x(axis.of(d.at[k], d.us[k]), plot.width) - GUTTER);
-      if (x >= 0 && x < best.length && ranks[d.verdict[k]] > best[x]) best[x] = ranks[d.verdict[k]];
+      const rank = ranks[d.verdict[k]];
+      if (x < 0 || x >= best.length || rank < 0) continue;
+      if (rank > best[x]) best[x] = rank;
+      if (++counts[x] > most) most = counts[x];
     }
     for (let x = 0; x < best.length; x++) {
       if (best[x] < 0) continue;
-      const grave = best[x] >= RANKS.indexOf("shrunk");
+      const grave = best[x] >= RANKS.indexOf("shrunk"), high = 5 + 12 * Math.sqrt((counts[x] - 1) / Math.max(1, most - 1));
       context.fillStyle = NOTABLE[RANKS[best[x]]](theme);
       context.globalAlpha = grave ? 1 : 0.6;
-      context.fillRect(GUTTER + x, floor - (grave ? 17 : 10), grave ? 2 : 1, grave ? 17 : 10);
+      context.fillRect(GUTTER + x, floor - (grave ? Math.max(9, high) : high), grave && most < 4 ? 2 : 1, grave ? Math.max(9, high) : high);
     }
     context.globalAlpha = 1;
     context.fillStyle = theme.line;
@@ -113,12 +117,16 @@ class Lanes {
   }
 
   get laneHeight() {
-    return Math.max(4, Math.min(18, Math.floor((this.plot.height - 4) / Math.max(1, this.film.meta.lanes))));
+    const room = (this.plot.height - 4) / Math.max(1, this.film.meta.lanes);
+    return Math.max(this.queued ? 3 : 4, Math.min(18, Math.floor(room)));
   }
+
+  // Whether those that wait have lanes of their own, behind the others'.
+  get queued() { return this.film.meta.runLanes < this.film.meta.lanes; }
 
   get scrollMost() { return Math.max(0, this.film.meta.lanes * this.laneHeight + 4 - this.plot.height); }
 
-  // From where to where a request lives, in axis units.
+  // From where to where a request lives, in axis units, and where it was admitted first.
   reach(index) {
     const { axis, film } = this, r = film.requests;
     const begin = axis.of(r.at[index], r.us[index]);
@@ -129,45 +137,61 @@ class Lanes {
 
   draw(theme) {
     const { plot, axis, film } = this, context = plot.clear(plot.base), r = film.requests;
-    const high = this.laneHeight, right = plotRight(plot), bar = high > 6 ? high - 2 : high - 1;
+    const high = this.laneHeight, right = plotRight(plot), bar = high > 6 ? high - 2 : high > 3 ? high - 1 : high - 0.5;
     const colours = film.meta.phases.map((name) => theme.phases[name]);
-    const { starts, at, us, phase } = film.phases;
-    const overPhase = film.meta.phases.indexOf("over");
     const last = new Float64Array(film.meta.lanes).fill(-1);
+    if (this.revealing) this.reveal(this.selected);
+    this.revealing = false;
     this.scroll = Math.min(this.scroll, this.scrollMost);
     context.save();
     context.beginPath();
     context.rect(GUTTER, 0, right - GUTTER, plot.height);
     context.clip();
     for (let index = 0; index < r.length; index++) {
-      const y = 2 + r.lane[index] * high - this.scroll;
-      if (y < -high || y > plot.height) continue;
+      const y = this.top(r.lane[index]), queueY = r.queueLane[index] < 0 ? y : this.top(r.queueLane[index]);
+      if (Math.max(y, queueY) < -high || Math.min(y, queueY) > plot.height) continue;
       const [begin, end] = this.reach(index);
       if (end < axis.low || begin > axis.high) continue;
       const endX = axis.x(end, plot.width);
-      if (endX <= last[r.lane[index]] + 0.5) continue;
+      if (queueY === y && endX <= last[r.lane[index]] + 0.5) continue;
       last[r.lane[index]] = endX;
       context.globalAlpha = this.selected >= 0 && this.selected !== index ? 0.28 : 1;
-      for (let k = starts[index]; k < starts[index + 1]; k++) {
-        if (phase[k] === overPhase) continue;
-        const x = Math.max(GUTTER - 2, axis.x(axis.of(at[k], us[k]), plot.width));
-        const to = k + 1 < starts[index + 1] ? Math.min(right + 2, axis.x(axis.of(at[k + 1], us[k + 1]), plot.width)) : endX;
-        if (to < GUTTER || x > right) continue;
-        const thin = phase[k] === 0 || phase[k] >= 4;
-        context.fillStyle = colours[phase[k]];
-        const inset = thin && bar > 5 ? Math.floor(bar / 4) : 0;
-        context.fillRect(x, y + inset, Math.max(0.8, to - x), bar - 2 * inset);
-      }
-      this.drawWords(context, theme, index, begin, endX, y, bar);
+      this.drawLife(context, index, colours, y, queueY, bar, endX);
+      this.drawWords(context, theme, index, begin, endX, y, queueY, bar);
     }
     context.globalAlpha = 1;
+    if (this.queued) {
+      context.fillStyle = theme.dim;
+      context.fillRect(GUTTER, this.top(film.meta.runLanes) - 1, right - GUTTER, 1);
+    }
     context.restore();
     this.drawSides(context, theme);
   }
 
-  drawWords(context, theme, index, begin, endX, y, bar) {
+  top(lane) { return 2 + lane * this.laneHeight - this.scroll; }
+
+  drawLife(context, index, colours, y, queueY, bar, endX) {
+    const { plot, axis, film } = this, right = plotRight(plot);
+    const { starts, at, us, phase } = film.phases;
+    const over = film.meta.phases.indexOf("over");
+    for (let k = starts[index]; k < starts[index + 1]; k++) {
+      if (phase[k] === over) continue;
+      const x = Math.max(GUTTER - 2, axis.x(axis.of(at[k], us[k]), plot.width));
+      const more = k + 1 < starts[index + 1];
+      const to = more ? Math.min(right + 2, axis.x(axis.of(at[k + 1], us[k + 1]), plot.width)) : endX;
+      if (to < GUTTER || x > right) continue;
+      const thin = phase[k] === 0 || phase[k] >= 4;
+      context.fillStyle = colours[phase[k]];
+      const inset = thin && bar > 5 ? Math.floor(bar / 4) : 0;
+      const top = k === starts[index] ? queueY : y;
+      context.fillRect(x, top + inset, Math.max(0.8, to - x), bar - 2 * inset);
+    }
+  }
+
+  drawWords(context, theme, index, begin, endX, y, queueY, bar) {
     const { plot, axis, film } = this, r = film.requests;
-    const x = Math.max(GUTTER, axis.x(begin, plot.width));
+    const held = queueY === y || r.heldAt[index] < 0 ? begin : axis.ofPosition(r.heldAt[index]);
+    const x = Math.max(GUTTER, axis.x(held, plot.width));
     if (bar >= 11 && endX - x > 46) {
       context.fillStyle = theme.name === "dark" ? "#0b1017" : "#ffffff";
       context.textAlign = "left";
@@ -192,8 +216,10 @@ class Lanes {
     context.fillStyle = theme.dim;
     context.fillText(number(film.requests.length), GUTTER - 8, 12);
     context.fillText("requests", GUTTER - 8, 26);
+    const queue = this.top(film.meta.runLanes);
+    if (this.queued && queue < plot.height - 8) context.fillText("queue", GUTTER - 8, Math.max(44, queue + 8));
     if (this.scrollMost > 0) {
-      const room = plot.height - 8, part = plot.height / (plot.height + this.scrollMost);
+      const room = plot.height - 8, part = Math.max(0.06, plot.height / (plot.height + this.scrollMost));
       context.fillStyle = theme.line;
       context.fillRect(plot.width - 8, 4, 5, room);
       context.fillStyle = theme.dim;
@@ -210,13 +236,18 @@ class Lanes {
 
   // The request under a point; -1 for none.
   find(x, y) {
-    const { plot, axis, film } = this, lane = Math.floor((y - 2 + this.scroll) / this.laneHeight);
+    const { plot, axis, film } = this, lane = Math.floor((y - 2 + this.scroll) / this.laneHeight), r = film.requests;
     if (x < GUTTER || x > plotRight(plot)) return -1;
     const unit = axis.unit(x, plot.width), near = (2 / (plot.width - GUTTER)) * (axis.high - axis.low);
     let found = -1;
-    for (let index = 0; index < film.requests.length; index++) {
-      if (film.requests.lane[index] !== lane) continue;
-      const [begin, end] = this.reach(index);
+    for (let index = 0; index < r.length; index++) {
+      const own = r.lane[index] === lane, queue = r.queueLane[index] === lane;
+      if (!own && !queue) continue;
+      let [begin, end] = this.reach(index);
+      if (r.queueLane[index] >= 0 && r.heldAt[index] >= 0) {
+        if (own) begin = axis.ofPosition(r.heldAt[index]);
+        else end = axis.ofPosition(r.heldAt[index]);
+      }
       if (begin - near <= unit && unit <= end + near) found = index;
     }
     return found;

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from tools.view.arena import COUNTS
 from tools.view.film import STEP_COLUMNS, Film, Stretch
 from tools.view.heat import POINTS, ROWS, heat, pieces
-from tools.view.pack import Column, pack_columns, squeeze, text_of
+from tools.view.pack import LEVEL_WORDS, Column, pack_columns, squeeze, text_of
 from tools.view.requests import HOLDS, Phase
 from tools.view.units import CODES
 
@@ -47,7 +47,8 @@ def write_page(film: Film, title: str, notes: Sequence[str], chosen: int, out: T
     meta = _meta(film, title, notes, chosen) | {
         "heat": {"rows": ROWS, "points": POINTS, "steps": picture.steps},
         "pieces": shown,
-        "lanes": lanes,
+        "runLanes": lanes[0],
+        "lanes": lanes[1],
     }
     chunks += [(f"heat{stage}", squeeze(plane.tobytes())) for stage, plane in enumerate(picture.planes)]
     template = (files(__package__) / "page.html").read_text("utf-8")
@@ -139,7 +140,10 @@ def _request_chunks(film: Film) -> Iterator[tuple[str, bytes]]:
         Column([getattr(life, name) for life in lives], differences=name in ("number", "at", "us"))
         for name in ("number", "at", "us", "end_at", "end_us", "prompt_tokens", "max_tokens", "out")
     ]
-    columns += [Column([getattr(life, name) for life in lives]) for name in ("retractions", "cached_tokens", "lane")]
+    columns += [
+        Column([getattr(life, name) for life in lives])
+        for name in ("retractions", "cached_tokens", "lane", "queue_lane", "held_at")
+    ]
     columns.append(Column([ends.index(life.end) for life in lives]))
     columns.append(Column([frontends.index(life.frontend) for life in lives]))
     yield "requests", _squeezed(columns)
@@ -178,7 +182,7 @@ def _decision_chunks(film: Film) -> Iterator[tuple[str, bytes]]:
         ),
     )
     for at in range(0, len(told.texts), TEXTS):
-        yield f"texts{at // TEXTS}", squeeze("\n".join(map(_line, told.texts[at : at + TEXTS])).encode())
+        yield f"texts{at // TEXTS}", squeeze("\n".join(map(_line, told.texts[at : at + TEXTS])).encode(), LEVEL_WORDS)
 
 
 def _line(text: str) -> str:

@@ -7,7 +7,7 @@ of another decision version has the same records. Positions are numbers of steps
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -33,6 +33,8 @@ class Phase(IntEnum):
     AWAY = 6  # the daemon is down
     OVER = 7
 
+
+LANES_MAX = 160  # more are too thin to be told apart
 
 HOLDS = (Phase.PREFILL, Phase.DECODE, Phase.PARKED)
 
@@ -64,7 +66,9 @@ class Life:
     out: int = -1
     retractions: int = 0
     cached_tokens: int = 0
+    held_at: int = -1  # where it was admitted first
     lane: int = 0
+    queue_lane: int = -1
     phase: Phase = Phase.WAITING
     before_park: Phase = Phase.PREFILL
     row: int = -1
@@ -154,28 +158,39 @@ class Requests:
             if life.phase != Phase.OVER and life.phase != Phase.AWAY:
                 self._go(life, Phase.AWAY, at, us)
 
-    def lanes(self, last: int) -> int:
-        """Give every life the lowest lane that is free from its arrival to its end; how many lanes there are."""
-        free: list[int] = []
-        taken: list[tuple[int, int]] = []
-        lanes = 0
-        for life in sorted(self.lives.values(), key=lambda life: (life.at, life.number)):
-            while taken and taken[0][0] <= life.at:
-                heapq.heappush(free, heapq.heappop(taken)[1])
-            if not free:
-                heapq.heappush(free, lanes)
-                lanes += 1
-            life.lane = heapq.heappop(free)
-            end = last + 1 if life.end_at < 0 else life.end_at
-            heapq.heappush(taken, (max(end, life.at + 1), life.lane))
-        return lanes
+    def lanes(self, last: int) -> tuple[int, int]:
+        """Give every life the lowest lane that is free from its arrival to its end; how many lanes there are, twice.
+
+        Where that takes more than LANES_MAX, a life has its lane from its first admission on, and one behind all those
+        (`queue_lane`) while it waits for that: the first count is then of the lanes without the queue's.
+        """
+        end = last + 1
+        for life in self.lives.values():
+            life.queue_lane = -1
+        lives = sorted(self.lives.values(), key=lambda life: (life.at, life.number))
+        given, count = packed_lanes([(life.at, end if life.end_at < 0 else life.end_at) for life in lives])
+        if count <= LANES_MAX:
+            for life, lane in zip(lives, given, strict=True):
+                life.lane = lane
+            return count, count
+        ran = sorted((life for life in lives if life.held_at >= 0), key=lambda life: (life.held_at, life.number))
+        given, count = packed_lanes([(life.held_at, end if life.end_at < 0 else life.end_at) for life in ran])
+        for life, lane in zip(ran, given, strict=True):
+            life.lane = lane
+        until = [life.held_at if life.held_at >= 0 else end if life.end_at < 0 else life.end_at for life in lives]
+        given, queue = packed_lanes([(life.at, over) for life, over in zip(lives, until, strict=True)])
+        for life, lane in zip(lives, given, strict=True):
+            life.queue_lane = count + lane
+            if life.held_at < 0:
+                life.lane = life.queue_lane
+        return count, count + queue
 
     def forget_before(self, now_us: int) -> None:
         """What is shown begins here: ended requests and earlier phases are dropped; times count from here on."""
         self.lives = {number: life for number, life in self.lives.items() if life.phase != Phase.OVER}
         self.phases = Phases()
         for life in self.lives.values():
-            life.at, life.us = 0, life.us - now_us
+            life.at, life.us, life.held_at = 0, life.us - now_us, min(life.held_at, 0)
             self._note(life, 0, 0)
 
     def by_number(self) -> Iterator[Life]:
@@ -217,6 +232,8 @@ class Requests:
         else:
             self._prefilling.discard(life.row)
         self._hold(life.number, phase in HOLDS)
+        if phase in HOLDS and life.held_at < 0:
+            life.held_at = at
         self._note(life, at, us)
 
     def _hold(self, number: int, holds: bool) -> None:
@@ -232,3 +249,20 @@ class Requests:
         columns.at.append(at)
         columns.us.append(us)
         columns.phases.append(int(life.phase))
+
+
+def packed_lanes(spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """The lowest free lane of each span (in the order of their begins), and how many lanes that takes."""
+    free: list[int] = []
+    taken: list[tuple[int, int]] = []
+    given, lanes = list[int](), 0
+    for begin, end in spans:
+        while taken and taken[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(taken)[1])
+        if not free:
+            heapq.heappush(free, lanes)
+            lanes += 1
+        lane = heapq.heappop(free)
+        given.append(lane)
+        heapq.heappush(taken, (max(end, begin + 1), lane))
+    return given, lanes

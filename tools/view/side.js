@@ -100,8 +100,8 @@ class Side {
       <div class="rows">
         ${row("now", now === null ? "not here yet" : now === "over" ? "ended" : now)}
         ${row("end", open ? "none in these records" : escaped(film.meta.ends[r.end[index]]))}
-        ${row("prompt", number(r.prompt[index]) + " tokens")}
-        ${row("from the cache", number(r.cached[index]) + " tokens")}
+        ${row("prompt tokens", number(r.prompt[index]))}
+        ${row("from the cache", number(r.cached[index]))}
         ${row("output", (r.out[index] < 0 ? "?" : number(r.out[index])) + " of " + number(r.most[index]))}
         ${row("retracted", number(r.retractions[index]) + "×")}
         ${row("came", app.clock(r.us[index]))}

@@ -4,6 +4,7 @@
 
 const EXACT_AFTER_MS = 140;
 const EXACT_STEPS_MAX = 8000;
+const ARC_PIXELS = 3.5, MOVES_MAX = 20_000;
 
 // The picture of one stage as colours: rows of addresses, a column for each sampled step.
 class Picture {
@@ -156,6 +157,7 @@ class Memory {
       if (this.mode === "addresses") {
         const picture = (fresh || this.pictures)[stage];
         if (picture) picture.draw(context, axis, plot.width, plot.ratio, top, height, theme);
+        this.drawMoves(context, stage, theme);
         this.drawScale(context, stage, theme);
       } else {
         this.drawBands(context, stage, theme);
@@ -164,12 +166,64 @@ class Memory {
     this.drawMarks(context, theme);
   }
 
+  // Where steps are wide: an arc from where each unit was to where it is now.
+  drawMoves(context, stage, theme) {
+    const { plot, axis, moves } = this, [top, height] = this.area(stage), places = this.places[stage];
+    if (!moves || !this.wideSteps) return;
+    const wide = (plot.width - GUTTER - MARGIN_RIGHT) / (axis.high - axis.low);
+    context.save();
+    context.beginPath();
+    context.rect(GUTTER, top, plotRight(plot) - GUTTER, height);
+    context.clip();
+    context.strokeStyle = context.fillStyle = theme.moved;
+    context.lineWidth = 1;
+    for (const { step, stage: own, from, to } of moves.list) {
+      if (own !== stage) continue;
+      const x = axis.x(step + 0.5, plot.width), y0 = top + places.share(from) * height, y1 = top + places.share(to) * height;
+      const bulge = Math.min(26, 5 + Math.abs(y1 - y0) * 0.22, Math.max(5, wide * 0.9));
+      context.globalAlpha = 0.8;
+      context.beginPath();
+      context.moveTo(x, y0);
+      context.bezierCurveTo(x + bulge, y0, x + bulge, y1, x, y1);
+      context.stroke();
+      context.fillRect(x - 1.5, y1 - 1.5, 3, 3);
+    }
+    context.restore();
+  }
+
+  get wideSteps() {
+    return this.axis.mode === "steps" && (this.plot.width - GUTTER) / (this.axis.high - this.axis.low) >= ARC_PIXELS;
+  }
+
+  // The moves of all steps that are seen, when they are wide enough for arcs.
+  async movesSoon(blocks, done) {
+    if (!this.wideSteps || this.mode !== "addresses") return;
+    const first = this.axis.stepAt(this.axis.low), last = this.axis.stepAt(this.axis.high);
+    if (this.moves && this.moves.first <= first && this.moves.last >= last) return;
+    const ticket = (this.moveTicket = {}), board = new Board(this.film, blocks), list = [];
+    const low = Math.max(0, first - 100), high = Math.min(this.film.length - 1, last + 100);
+    for (let step = low; step <= high && list.length < MOVES_MAX; step++) {
+      if (!this.film.steps.moved[step]) continue;
+      if (!(await board.goto(step)) || this.moveTicket !== ticket) return;
+      board.bands.forEach((band, place) => {
+        const { positions, codes, from } = board.newest[place];
+        const middle = (position) => (band.anchor + band.direction * position + 0.5) * band.bytes;
+        for (let c = 0; c < positions.length; c++) {
+          if (codes[c] !== MOVED || from[c] < 0) continue;
+          list.push({ step, stage: band.stage, from: middle(from[c]), to: middle(positions[c]) });
+        }
+      });
+    }
+    this.moves = { first, last, list };
+    done();
+  }
+
   // Ticks of bytes at the left, and where addresses are left out.
   drawScale(context, stage, theme) {
     const [top, height] = this.area(stage), places = this.places[stage];
     context.textAlign = "right";
     context.fillStyle = theme.dim;
-    const size = 2 ** Math.ceil(Math.log2(places.total / Math.max(2, height / 44)));
+    const size = 2 ** Math.ceil(Math.log2(places.total / Math.max(2, height / 30)));
     let before = -99;
     for (const [low, high] of places.pieces) {
       for (let at = Math.ceil(low / size) * size; at <= high; at += size) {

@@ -4,14 +4,14 @@ Owns the watching of a stage's chain and the form in which changes are packed. M
 chain. Invariant: `Board` with all changes of a block applied, up to any step of it, is the chain's state behind it.
 
 A block is a frame (all that is not beyond when it begins) and the changes of up to BLOCK_STEPS steps. For every band
-that a stage stores, in order of stages and bands, it has four columns: how many changes the frame and each step have,
+that a stage stores, in order of stages and bands, it has five columns: how many changes the frame and each step have,
 positions (ascending within a step), what each became (`CODES`), and for those that are live then two more: the virtual
 id that is there, and the request that took it (0: not known).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -164,12 +164,14 @@ class _Growing:
             self.ids.append(changes.ids)
             self.takers.append(changes.takers)
 
-    def columns(self) -> Iterator[Column]:
-        yield Column(self.counts)
-        yield Column(_joined(self.positions), differences=True)
-        yield Column(_joined(self.codes))
-        yield Column(_joined(self.ids), differences=True)
-        yield Column(_joined(self.takers), differences=True)
+    def columns(self) -> tuple[Column, ...]:
+        return (
+            Column(self.counts),
+            Column(_joined(self.positions), differences=True),
+            Column(_joined(self.codes)),
+            Column(_joined(self.ids)),
+            Column(_joined(self.takers)),
+        )
 
 
 class Block(NamedTuple):
@@ -211,7 +213,8 @@ class BlockWriter:
     def end(self) -> None:
         """Close the block; one without a step is dropped."""
         if self._steps:
-            chunk = pack_columns(column for growing in self._bands for column in growing.columns())
+            kinds = zip(*(growing.columns() for growing in self._bands), strict=True)
+            chunk = pack_columns(column for kind in kinds for column in kind)
             self.blocks.append(Block(self._first, self._steps, squeeze(chunk)))
         self._steps, self._bands = 0, []
 
@@ -240,7 +243,7 @@ class BlockReader:
     def __init__(self, block: Block, bands: int) -> None:
         columns = list(read_columns(unsqueeze(block.squeezed)))
         assert len(columns) == 5 * bands, f"{len(columns)} columns of {bands} bands"
-        self._bands = [_Read(*columns[5 * at : 5 * at + 5]) for at in range(bands)]
+        self._bands = [_Read(*columns[at::bands]) for at in range(bands)]
         self._at = 0
 
     def apply(self, board: Board, through: int) -> None:
