@@ -18,8 +18,9 @@ from tests.core.test_pressure import Disagreeing
 from tests.core.world import World
 from tests.tools import why_scenes as scenes
 from tools.why.ends import ENDS, REFUSALS
-from tools.why.nouns import amounts, milliseconds, ordinal, short, size
-from tools.why.show import passes_text, spoken
+from tools.why.nouns import amounts, milliseconds, ordinal, short
+from tools.why.passes import passes_text
+from tools.why.show import spoken
 from tools.why.story import Asked, Noted, Passed, Story, Told, follow
 from tools.why.waits import FOR, WAITS, for_what, waiting
 from tools.why.words import SENTENCES, Aside, sentence
@@ -186,7 +187,7 @@ WORK = {"lost_tokens": 24, "units_state": 2, **SHORT}
 WHY = {"candidates": 5, "protected": 1, "redo_tokens": 24, "own_priority": -5}
 NEXT = {"next": 7, "next_redo_tokens": 3, "next_priority": 0}
 GAVE = (
-    "it gave back 2 full-attention pages and 2 recurrent-state slots; its output is kept; of its 40 tokens 16 stay in "
+    "it gave back 2 full-attention pages and 2 recurrent-state slots; its output is kept; of its 40 tokens the prefix "
 )
 OTHERS: dict[str, tuple[Decided, Aside, str]] = {
     "quota": (
@@ -208,21 +209,22 @@ OTHERS: dict[str, tuple[Decided, Aside, str]] = {
         Aside(),
         "retracted for the 3rd time: it gives up its memory so that request 9 can go on; it gave back 2 full-attention "
         "pages, and 7 cached pages may be evicted now that it reads them no longer; its output is kept; of its 40 "
-        "tokens 16 stay in the prefix cache, and 40 must be computed again",
+        "tokens the prefix cache has 16 until it needs the room, and 40 must be computed again",
     ),
     "lowest": (
         retraction(WORK | WHY | NEXT),
         Aside(),
         "retracted: it gives up its memory so that request 9 can go on; for the next tokens 3 20-token-window "
-        "pages are missing; why this one of 5: it has the lowest priority (-5; the next, request 7, has 0); 1 other had been "
-        f"retracted so often that it is spared; {GAVE}the prefix cache, and 24 must be computed again",
+        "pages are missing; why this one of 5: it has the lowest priority (-5; the next, request 7, has 0); 1 other had"
+        f" been retracted so often that it is spared; {GAVE}cache has 16 until it needs the room, and 24 must be"
+        " computed again",
     ),
     "only": (
         retraction(WORK | WHY | {"candidates": 1, "next": 0, "protected": 2}),
         Aside(),
         "retracted: it gives up its memory so that request 9 can go on; for the next tokens 3 20-token-window "
-        "pages are missing; why this one: no other running request could be chosen; 2 others had been retracted so often that "
-        f"they are spared; {GAVE}the prefix cache, and 24 must be computed again",
+        "pages are missing; why this one: no other running request could be chosen; 2 others had been retracted so"
+        f" often that they are spared; {GAVE}cache has 16 until it needs the room, and 24 must be computed again",
     ),
     "later": (Decided(0, "later", 1, "why", {"some": 5}), Aside(), "later: why; some 5"),
 }
@@ -261,7 +263,7 @@ def test_a_reason_that_no_row_knows_is_told_as_it_stands() -> None:
     assert for_what("queue:new") == "its turn behind a request that waited for new"
 
 
-def test_durations_and_sizes_are_short() -> None:
+def test_durations_are_short() -> None:
     """As many digits as a reader needs."""
     cases = {0: "0 ms", 400_000: "0.4 ms", 7_000_000: "7 ms", 12_300_000: "12 ms", 9_999_000_000: "9,999 ms"}
     cases |= {12_340_000_000: "12.3 s", 250_000_000_000: "4 min 10 s"}
@@ -269,4 +271,3 @@ def test_durations_and_sizes_are_short() -> None:
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th")
     ]
-    assert [size(n) for n in (1, 4096, 25 << 20, 3 << 30)] == ["1 byte", "4.0 KiB", "25.0 MiB", "3.0 GiB"]

@@ -193,11 +193,28 @@ def siblings(count: int = 3, sampling: Sampling = NEUTRAL) -> tuple[World, Journ
     return run(world), journal
 
 
+def pressed() -> tuple[World, Journaled]:
+    """Short answers teach the core to expect little; long ones follow, run out of memory, evict each other's pages."""
+    fields: dict[str, Any] = {"page_size": 8, "max_running_requests": 24, "max_batched_tokens": 128}
+    shape = Shape(windows=(40,), state=True)
+    world, journal = journaled(pages=150, shape=shape, checkpoint_interval=16, chunked_prefill_size=64, **fields)
+    for k in range(30):
+        world.send(f"short{k}", [k, *range(20)], 200)
+        drive(world, lambda k=k: len(world.output(f"short{k}")) >= 2)  # type: ignore[misc]
+        world.feed(inputs.FinishAsked(world.now_ns, "fe", f"short{k}", 0, 2))
+    for k in range(24):
+        world.send(f"long{k}", [k % 7, *range(10 + k)], 60 + 37 * k % 90)
+        for _ in range(3 * k % 5):
+            world.turn()
+    return run(world), journal
+
+
 SCENES: dict[str, Callable[[], tuple[World, Journaled]]] = {
     "crowd": crowd,
     "few_rows": few_rows,
     "cached_crowd": cached_crowd,
     "preempted": preempted,
+    "pressed": pressed,
     "lost_ranks": lost_ranks,
     "lost_daemon": lost_daemon,
     "aborted": aborted,

@@ -21,9 +21,32 @@ from tools.why.causes import cause_of
 from tools.why.ends import ENDS, FAILED, REFUSALS
 from tools.why.nouns import milliseconds, units
 from tools.why.summary import BACK
-from tools.why.waits import FOR
+from tools.why.waits import BEHIND, for_what
 
 LEFT = "left"  # the end of a request that the next life did not take over
+
+
+STOPS = frozenset({"memory", "protected", "rows", "budget", "throttled", "parked"})
+"""What a pass ends for: everybody behind waits for that too."""
+
+
+class Head:
+    """For what the first of the queue waits, and how long it did in all: who is behind it adds what passed since."""
+
+    def __init__(self) -> None:
+        self._totals: Counter[str] = Counter()
+        self._why, self._since_ns = "", 0
+
+    def waits(self, why: str, now_ns: int) -> None:
+        """It waits for this from now on."""
+        self.until(now_ns)
+        self._why = why
+
+    def until(self, now_ns: int) -> Counter[str]:
+        """Time passed: what it has waited so far, by reason."""
+        self._totals[f"{BEHIND}{self._why}" if self._why else "queue"] += max(now_ns - self._since_ns, 0)
+        self._since_ns = max(now_ns, self._since_ns)
+        return self._totals.copy()
 
 
 @dataclass(slots=True)
@@ -45,17 +68,21 @@ class Entry:
     cause: str = ""
     why: str = "queue"  # what it waits for now; empty while it has its place
     since_ns: int = 0
+    head: Counter[str] = field(default_factory=Counter)  # what the first of the queue had waited then
 
     @property
     def waited_ns(self) -> int:
         """All its waiting."""
         return self.waits.total()
 
-    def until(self, now_ns: int) -> None:
+    def until(self, now_ns: int, head: Head) -> None:
         """Time passed."""
-        if self.why:
+        waited = head.until(now_ns)
+        if self.why == "queue":
+            self.waits += waited - self.head
+        elif self.why:
             self.waits[self.why] += max(now_ns - self.since_ns, 0)
-        self.since_ns = max(now_ns, self.since_ns)
+        self.since_ns, self.head = max(now_ns, self.since_ns), waited
 
     def plain(self) -> dict[str, Any]:
         """As plain values."""
@@ -126,6 +153,8 @@ class Listing:
         self.ends: Counter[str] = Counter()
         self.accepted = self.records = 0
         self.live: dict[int, Entry] = {}
+        self._head = Head()
+        self._looked_at: set[int] = set()  # requests that passes came to, and left for a reason of their own
         self._arrived: Arrived | None = None
         self._input: Any = None
         self._now_ns = 0
@@ -149,7 +178,7 @@ class Listing:
         if record.kind == Kind.OPENED:
             self._orphans = set(self.live)
             for entry in self.live.values():
-                entry.until(self._now_ns)
+                entry.until(self._now_ns, self._head)
                 entry.why = "daemon"
         elif record.kind == Kind.DECIDED:
             decided: Any = record.decode()
@@ -160,7 +189,7 @@ class Listing:
     def end(self) -> None:
         """The journal ends here; what lives is ranked as it stands."""
         for entry in self.live.values():
-            entry.until(self._now_ns)
+            entry.until(self._now_ns, self._head)
             entry.took_ns = max(self._now_ns - entry.came_ns, 0)
             self._rank(entry)
 
@@ -187,7 +216,7 @@ class Listing:
             self._orphans = set()
             for entry in self.live.values():
                 if entry.why in ("ranks", "daemon"):
-                    entry.until(item.now_ns)
+                    entry.until(item.now_ns, self._head)
                     entry.why = "queue"
 
     def _decided(self, told: Decided) -> None:
@@ -197,6 +226,7 @@ class Listing:
             for choice in range(told.numbers.get("n", 1)):
                 number = told.request + choice
                 entry = Entry(number, generate.id, told.now_ns, told.numbers["prompt_tokens"], since_ns=told.now_ns)
+                entry.head = self._head.until(told.now_ns)
                 self.live[number] = entry
                 self.accepted += 1
         elif told.verdict == Verdict.REFUSED and self._arrived is not None:
@@ -207,12 +237,22 @@ class Listing:
             self._lived(self.live[told.request], told)
 
     def _lived(self, entry: Entry, told: Decided) -> None:
-        entry.until(told.now_ns)
+        entry.until(told.now_ns, self._head)
         n = told.numbers
         if told.verdict == Verdict.WAITS:
             entry.why = told.reason
+            if told.reason not in STOPS:
+                self._looked_at.add(entry.request)
+                return
+            self._head.waits(told.reason, told.now_ns)
+            for number in sorted(self._looked_at):
+                if number in self.live and number != entry.request and self.live[number].why:
+                    self.live[number].until(told.now_ns, self._head)
+                    self.live[number].why = "queue"  # passes end before it again
+            self._looked_at.clear()
         elif told.verdict == Verdict.ADMITTED:
             entry.why = ""
+            self._looked_at.discard(entry.request)
             entry.cached_tokens = entry.cached_tokens or n.get("cached_tokens", 0)
         elif told.verdict == Verdict.PARKED:
             entry.parks += 1
@@ -224,7 +264,7 @@ class Listing:
             self._ended(entry, told.reason, told.now_ns, n["output_tokens"])
 
     def _ended(self, entry: Entry, reason: str, now_ns: int, output_tokens: int) -> None:
-        entry.until(now_ns)
+        entry.until(now_ns, self._head)
         entry.end, entry.output_tokens = reason, output_tokens
         entry.cause = cause_of(self._input) if reason in (EndReason.ABORT, EndReason.FAULT) else ""
         entry.took_ns = max(now_ns - entry.came_ns, 0)
@@ -269,7 +309,7 @@ def row(entry: Entry) -> dict[str, str]:
         "cached": f"{entry.cached_tokens:,}",
         "output": f"{entry.output_tokens:,}" if entry.end else "-",
         "waited": milliseconds(entry.waited_ns),
-        "mostly for": FOR.get(most[0][0], most[0][0]) if most else "-",
+        "mostly for": for_what(most[0][0]) if most else "-",
         "retracted": str(entry.retractions),
         "took": milliseconds(entry.took_ns),
         "end": entry.end + (f": {entry.cause}" if entry.cause else "") if entry.end else "lives",

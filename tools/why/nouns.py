@@ -118,11 +118,3 @@ def milliseconds(ns: int) -> str:
     if ns >= 10**10:
         return f"{ns / 1e9:.1f} s"
     return f"{ns / 1e6:,.0f} ms" if ns >= 10**7 or not ns % 10**6 else f"{ns / 1e6:.1f} ms"
-
-
-def size(count: int) -> str:
-    """Bytes: `4.0 KiB`, `24.0 MiB`."""
-    for unit, scale in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << scale:
-            return f"{count / (1 << scale):,.1f} {unit}"
-    return units(count, "byte")

@@ -1,7 +1,8 @@
 """Show: a story as lines for a terminal, and as plain values.
 
 Owns the form. Must never leave an event out: passes in a row that say the same are one line, which says how many they
-are and how their numbers went; evictions in a row are one line with their sum; `every_pass` gives each its own.
+are and how their numbers went; a long stretch of waiting for this and that is one line with its sums; evictions in a
+row are one line with their sum; `every_pass` gives each its own.
 """
 
 from __future__ import annotations
@@ -16,18 +17,16 @@ from typing import Any
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
 from tools.why.nouns import (
-    Bands,
     Numbers,
     amount,
     amounts,
     band_name,
     joined,
-    listed,
     milliseconds,
     place,
-    times,
     units,
 )
+from tools.why.passes import passes_text, stretch_text, why_passed
 from tools.why.story import Event, Noted, Passed, Story, Told
 from tools.why.summary import as_plain, summary
 from tools.why.waits import waiting
@@ -35,14 +34,8 @@ from tools.why.words import left_by, sentence
 
 NS_PER_S = 1_000_000_000
 CLOCK_FROM_NS = 10**18  # times before 2001 are those of a simulated world
-INDENT = 25
-MOVED = {
-    "units": "what it takes",
-    "units_short": "what is missing",
-    "ahead": "those ahead of it",
-    "steps": "steps left",
-}
-NAMED_MAX = 4  # requests that are named; the others are counted
+INDENT = 26
+RUNS_MAX = 4  # runs of passes in a row that have a line each; more of them share one
 WIDTH_MIN = 60
 
 
@@ -55,19 +48,8 @@ def lines(story: Story, every_pass: bool = False, width: int = 0) -> Iterator[st
     yield from _wrapped("  " + summary(story), width, 2)
     if story.known_from:
         yield f"  what happened to it up to record {story.known_from:,} was trimmed from the journal"
-    told_by_pass = any(isinstance(event, Passed) for event in story.events)
-    for (form, _), run in groupby(story.events, key=lambda event: _same(event, every_pass)):
-        events = list(run)
-        if form == "passed":
-            passes = [event for event in events if isinstance(event, Passed)]
-            yield from _line(story, passes[0], passes_text(story, passes), width)
-        elif form == "evicted" and len(events) > 1:
-            yield from _line(story, events[0], evictions_text(story, events), width)
-        else:
-            for event in events:
-                waits = isinstance(event, Told) and event.decided.verdict == Verdict.WAITS
-                if not waits or not told_by_pass:
-                    yield from _line(story, event, spoken(story, event), width)
+    for events in _lines(story, every_pass):
+        yield from _line(story, events[0], line_text(story, events), width)
     if not story.ended:
         yield "  the journal ends here without its end: it still runs, or the daemon was cut off"
 
@@ -88,34 +70,6 @@ def headline(story: Story) -> str:
     return ", ".join([f"{who}: id {generate.id} of front end {story.arrived.frontend}", asked, *extra])
 
 
-def passes_text(story: Story, passes: Sequence[Passed]) -> str:
-    """Passes in a row for one reason: how many, how long, why, and the numbers of the first and last that differ."""
-    first, last = passes[0].over, passes[-1].over
-    took_ns = passes[-1].now_ns - passes[0].now_ns
-    over = f" in {milliseconds(took_ns)}" if took_ns else ""
-    who = "stands still" if first.state.value.startswith("parked") else "waits"
-    count = f" (passed over {times(len(passes))}{over})" if len(passes) > 1 else ""
-    moved = [
-        f"{MOVED.get(name, name)} went from {first.numbers[name]:,} to {number:,}"
-        for name, number in last.numbers.items()
-        if first.numbers.get(name, number) != number and name not in ("stage", "band", "stopped_at", "sibling", "tried")
-    ]
-    what = waiting(last.reason, last.numbers, story.bands)
-    return joined(f"{who} {what}{count}", ", ".join(moved), _others(passes, story.bands))
-
-
-def _others(passes: Sequence[Passed], bands: Bands) -> str:
-    """Who stood in its way: the long prompt that was computed in parts, and how many held memory."""
-    blocked = passes[-1].blocker
-    why = f"that one waits {waiting(*blocked, bands)}" if blocked[0] else ""
-    ahead = list(dict.fromkeys(one.resident for one in passes if one.resident and one.over.reason == "resident"))
-    named = [f"request {number}" for number in ahead[:NAMED_MAX]]
-    named += [units(len(ahead) - NAMED_MAX, "other")] if len(ahead) > NAMED_MAX else []
-    ran = sorted({passes[0].running, passes[-1].running})
-    held = f"{' to '.join(f'{count:,}' for count in ran)} {'request' if ran == [1] else 'requests'} held memory"
-    return joined(why, f"those prompts: {listed(named)}" if named else "", held if ran[-1] else "")
-
-
 def evictions_text(story: Story, events: Sequence[Event]) -> str:
     """Evictions in a row: how often, for how long, and what they came to."""
     told = [event for event in events if isinstance(event, Told)]
@@ -131,7 +85,7 @@ def evictions_text(story: Story, events: Sequence[Event]) -> str:
     whose: Counter[int] = Counter()
     for event in told:
         whose.update(dict(event.aside.left_by))
-    by = left_by(sorted(whose.items(), key=lambda one: (-one[1], one[0])))
+    by = left_by(list(whose.items()), story.request)
     return joined(f"the prefix cache evicted {amounts(sums)} to make room for {often}{for_it}", by)
 
 
@@ -204,16 +158,58 @@ def _short(story: Story, numbers: Numbers) -> dict[str, Any]:
     return {"short": {"band": band_name(numbers, story.bands), "where": place(numbers)}}
 
 
+def _lines(story: Story, every_pass: bool) -> Iterator[list[Event]]:
+    """Events that share a line, in order."""
+    replayed = any(isinstance(event, Passed) for event in story.events)
+    told = [event for event in story.events if not replayed or not _is(event, Verdict.WAITS)]
+    for waits, run in groupby(told, key=lambda event: not every_pass and _waits(event)):
+        events = list(run)
+        if not waits:
+            yield from _alike(events, every_pass)
+            continue
+        passes: list[Event] = [event for event in events if isinstance(event, Passed)]
+        runs = list(_alike(passes, every_pass))
+        yield from runs if len(runs) <= RUNS_MAX else [passes]
+        evictions: list[Event] = [event for event in events if not isinstance(event, Passed)]
+        if evictions:
+            yield evictions
+
+
+def _waits(event: Event) -> bool:
+    """Whether an event is one of waiting: a pass, or an eviction of what the request had left in the cache."""
+    return isinstance(event, Passed) or (
+        isinstance(event, Told) and _is(event, Verdict.EVICTED) and not event.aside.took[0]
+    )
+
+
+def _alike(events: Sequence[Event], every_pass: bool) -> Iterator[list[Event]]:
+    """Events in a row that say the same."""
+    for (form, _), run in groupby(events, key=lambda event: _same(event, every_pass)):
+        alike = list(run)
+        yield from [alike] if form else [[event] for event in alike]
+
+
 def _same(event: Event, every_pass: bool) -> tuple[str, str]:
-    """Events in a row with equal keys share a line."""
+    """Events in a row with equal keys share a line; without a form each has its own."""
     if isinstance(event, Passed):
-        return (
-            "passed",
-            str(event.over.number) if every_pass else f"{event.over.state} {event.over.reason} {event.blocker[0]}",
-        )
-    if isinstance(event, Told) and event.decided.verdict == Verdict.EVICTED:
-        return ("evicted", event.decided.reason if not every_pass else str(event.sequence))
-    return ("told", "")
+        return ("passed", str(event.over.number) if every_pass else why_passed(event))
+    if isinstance(event, Told) and event.decided.verdict == Verdict.EVICTED and not every_pass:
+        return ("evicted", event.decided.reason)
+    return ("", "")
+
+
+def _is(event: Event, verdict: Verdict) -> bool:
+    return isinstance(event, Told) and event.decided.verdict == verdict
+
+
+def line_text(story: Story, events: Sequence[Event]) -> str:
+    """What a line says of the events that share it."""
+    passes = [event for event in events if isinstance(event, Passed)]
+    if passes and len({why_passed(one) for one in passes}) > 1:
+        return stretch_text(story, passes)
+    if passes:
+        return passes_text(story, passes)
+    return evictions_text(story, events) if len(events) > 1 else spoken(story, events[0])
 
 
 def spoken(story: Story, event: Event) -> str:
@@ -238,4 +234,4 @@ def _wrapped(text: str, width: int, indent: int) -> list[str]:
     """A line, broken at words where a terminal is narrower, as long as that leaves a column to read."""
     if width < WIDTH_MIN:
         return [text]
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True)
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

@@ -360,7 +360,7 @@ class Follower:
     def _aside(self, story: Story, decided: Decided) -> Aside:
         """What is known beside a decision."""
         if decided.verdict == Verdict.EVICTED:
-            return Aside(left_by=self._pages.left_by, took=self._pages.took(story.request))
+            return Aside(left_by=self._pages.left_by, took=self._pages.took(story.request), own=story.request)
         if decided.verdict == Verdict.RECOVERED:
             return Aside(cause=self._before)
         if decided.verdict == Verdict.ENDED:

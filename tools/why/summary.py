@@ -160,8 +160,7 @@ def _lost(story: Story) -> str:
         by = sorted({event.decided.by for event in retracted if event.decided.by})
         for_whom = f" for {listed(f'request {number}' for number in by[:5])}" if by else ""
         for_whom += " and others" if len(by) > 5 else ""
-        lost = sum(event.decided.numbers.get("lost_tokens", 0) for event in retracted)
-        said.append(f"retracted {times(len(retracted))}{for_whom}, which threw away {units(lost, 'token')} of work")
+        said.append(f"retracted {times(len(retracted))}{for_whom}")
     requeued = [event for event in decisions(story, Verdict.REQUEUED) if event.decided.reason == "epoch"]
     if requeued:
         said.append(f"thrown back {times(len(requeued))} by the loss of ranks")
@@ -171,7 +170,10 @@ def _lost(story: Story) -> str:
     parked = decisions(story, Verdict.PARKED)
     if parked:
         said.append(f"parked {times(len(parked))}")
-    return f"It was {listed(said)}." if said else ""
+    starts = [event.decided.numbers for event in decisions(story, Verdict.ADMITTED)[1:]]
+    again = sum(n["tokens"] - n.get("cached_tokens", 0) for n in starts)
+    cost = f", and had to compute {units(again, 'token')} again" if starts else ""
+    return f"It was {listed(said)}{cost}." if said else ""
 
 
 def _answered(story: Story, spent: Times) -> str:

@@ -39,13 +39,14 @@ class Aside(NamedTuple):
 
     `detail`: what the client was told. `cause`: why what the decision follows from happened. `left_by`: who had left
     the full-attention pages that the cache gave up, by request, with the number of pages. `took`: the full-attention
-    pages that this step took for the story's request, and those for all.
+    pages that this step took for the story's request `own`, and those for all.
     """
 
     detail: str = ""
     cause: str = ""
     left_by: tuple[tuple[int, int], ...] = ()
     took: tuple[int, int] = (0, 0)
+    own: int = 0
 
 
 NOTHING = Aside()
@@ -155,14 +156,13 @@ def _retracted(told: Decided, bands: Bands, aside: Aside) -> str:
     else:
         needs = joined(f"it gives up its memory{by} ({told.reason})", lacks)
     head = " ".join(part for part in ("retracted", again) if part)
-    freed = [amount(n["pages"], "full")] if n["pages"] else []
-    freed += [amounts(n)] if amounts(n) else []
-    gave = f"it gave back {listed(freed)}" if freed else "nothing came free at once"
+    freed = amounts({"units_full": n["pages"], **n})
+    gave = f"it gave back {freed}" if freed else "nothing came free at once"
     if n.get("unlocked_pages"):
         gave += f", and {units(n['unlocked_pages'], 'cached page')} may be evicted now that it reads them no longer"
-    lost = n.get("lost_tokens", n["tokens"])
-    work = f"its output is kept; of its {units(n['tokens'], 'token')} {n.get('cached_tokens', 0):,} stay in the prefix"
-    work += f" cache, and {lost:,} must be computed again"
+    lost, stays = n.get("lost_tokens", n["tokens"]), n.get("cached_tokens", 0)
+    work = f"its output is kept; of its {units(n['tokens'], 'token')} the prefix cache has {stays:,} until it needs the"
+    work += f" room, and {lost:,} must be computed again"
     extra = rest({name: number for name, number in n.items() if not is_band(name)}, _RETRACTED)
     return joined(f"{head}: {needs}", _chosen(told), gave, work, extra)
 
@@ -182,8 +182,8 @@ def _chosen(told: Decided) -> str:
     if told.reason == "priority":
         return (
             f"why this one: {units(n['candidates'], 'running request')} had a lower priority, this one"
-            f" {n['own_priority']:,}; of those the lowest give way first, then those with least to compute again (this"
-            f" one: {units(n['redo_tokens'], 'token')}), and only as many as are needed"
+            f" {n['own_priority']:,}; of those the lowest give way first, then those with least that is not in the"
+            f" prefix cache (this one: {units(n['redo_tokens'], 'token')}), and only as many as are needed"
         )
     spared = n.get("protected", 0)
     protected = (
@@ -198,12 +198,13 @@ def _chosen(told: Decided) -> str:
         why = f"it has the lowest priority ({n['own_priority']:,}; the next, {other}, has {n['next_priority']:,})"
     elif n["redo_tokens"] < n["next_redo_tokens"]:
         why = (
-            f"priorities being equal, it loses least work: {units(n['redo_tokens'], 'token')} to compute again"
+            f"priorities being equal, least of it was not in the prefix cache yet: {units(n['redo_tokens'], 'token')}"
             f" (the next, {other}: {n['next_redo_tokens']:,})"
         )
     else:
         tokens = units(n["redo_tokens"], "token")
-        why = f"priorities and work to lose ({tokens}) being equal, it came last (the next: {other})"
+        equal = f"priorities and what is not in the prefix cache ({tokens}) being equal"
+        why = f"{equal}, it came last (the next: {other})"
     return f"why this one of {n['candidates']:,}: {why}{protected}"
 
 
@@ -273,14 +274,18 @@ def _evicted(told: Decided, bands: Bands, aside: Aside) -> str:
         why = f"to make room for the step, which took {amount(total, 'full')}, {whose}"
     else:
         why = "to make room"
-    return joined(f"the prefix cache evicted {gave} {why}", left_by(aside.left_by))
+    return joined(f"the prefix cache evicted {gave} {why}", left_by(aside.left_by, aside.own))
 
 
-def left_by(left: Sequence[tuple[int, int]]) -> str:
-    """Who had computed what was evicted, most pages first."""
+def left_by(left: Sequence[tuple[int, int]], own: int = 0) -> str:
+    """Who had computed what was evicted: request `own`, then those with most pages."""
     if not left:
         return ""
-    named = [f"request {number} ({units(pages, 'page')})" for number, pages in left[:LEFT_BY_MAX]]
+    left = sorted(left, key=lambda one: (one[0] != own, -one[1], one[0]))
+    named = [
+        f"{'this request itself' if number == own else f'request {number}'} ({units(pages, 'page')})"
+        for number, pages in left[:LEFT_BY_MAX]
+    ]
     more = len(left) - len(named)
     if more:
         pages = sum(count for _, count in left[LEFT_BY_MAX:])
