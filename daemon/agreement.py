@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import msgspec
 
 from allocator.geometry import Geometry, StageGeometry
-from daemon.blame import RankId
 from daemon.exits import DaemonError, Exit
 from ipc.messages import ModelFacts, Ready
+from ipc.rank_id import RankId
 
 
 class RanksDisagree(DaemonError):

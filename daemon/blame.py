@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from daemon.exits import DaemonError, Exit
+from ipc.rank_id import RankId, rank_name
 
-RankId = tuple[int, int]
 PEER_GONE = "GroupBroken"  # a Fault that begins so says that a peer is gone or late, not that this rank is wrong
 REFUSED = ("BadOption", "UnsupportedModel")  # ... that what it was told to do cannot be done: it would say so again
 
@@ -36,7 +36,7 @@ class RankLost(DaemonError):
 
     def __init__(self, rank: RankId | None, what: str, code: Exit = Exit.RANK, refused: bool = False) -> None:
         """`refused`: it said that it cannot do what the settings say."""
-        who = "a rank" if rank is None else f"rank {rank[0]}.{rank[1]}"
+        who = "a rank" if rank is None else rank_name(rank)
         super().__init__(code, f"{who} {what}")
         self.rank = rank
         self.refused = refused

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import NamedTuple
 
-from daemon.blame import RankId
 from daemon.results import DigestMismatch
 from ipc.messages import Explained, OpTrace, StepTrace
+from ipc.rank_id import RankId, rank_name
 from journal.records import Divergence
 
 NOTHING = "nothing"
@@ -85,4 +85,4 @@ def _compare(left: list[OpTrace], right: list[OpTrace]) -> Parted:
 
 
 def _name(rank: RankId | None) -> str:
-    return "the daemon" if rank is None else f"rank {rank[0]}.{rank[1]}"
+    return "the daemon" if rank is None else rank_name(rank)

@@ -26,6 +26,7 @@ from daemon.metrics import Metrics
 from daemon.ranks import Epoch, Loss, RankSupervisor
 from daemon.restarts import Restarts
 from daemon.results import Collator, DigestMismatch, ResultProcessor
+from ipc.rank_id import numbers
 from journal.records import Digested, Divergence, Readied
 
 OWN_FAULTS = (Mark.FAULT, Mark.EXITED, Mark.PEER_GONE)  # nobody else did that
@@ -89,7 +90,7 @@ class Epochs:
             return f"recovering: {losing}"
         if self._running:
             return ""
-        missing = ", ".join(f"{stage}.{rank}" for stage, rank in self._ranks.missing)
+        missing = numbers(self._ranks.missing)
         waited = f"; ranks that have not joined: {missing}" if missing else ""
         if not self.last_loss:
             return f"booting: the ranks are not ready{waited}"

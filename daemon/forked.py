@@ -13,7 +13,6 @@ that hangs all the same costs its time, in its own process.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -24,14 +23,14 @@ from typing import NoReturn
 
 import trio
 
-PR_SET_PDEATHSIG = 1
+from daemon.processes import signal_at_parents_death
+
 NICENESS = 10  # a step that is due goes first
 OOM_SCORE = 1000  # with no memory left, this process goes and nobody else
 REAP_S = 1.0  # a killed process is gone within; unless the disk holds it, and then it is looked at again later
 READ_BYTES = 1 << 20
 DONE, FAILED = b"+", b"-"
 _LENGTH = struct.Struct("<Q")
-_prctl = ctypes.CDLL(None, use_errno=True).prctl  # found now: the copy looks nothing up
 
 Receive = Callable[[], bytes]
 """The next part that the parent sent; waits for it. Raises EOFError when there will be none."""
@@ -152,7 +151,8 @@ def _live(work: Work, file: int, parent: int) -> NoReturn:
     """The copy's whole life."""
     code = 1
     try:
-        if _prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0 and os.getppid() == parent:
+        signal_at_parents_death()
+        if os.getppid() == parent:
             _close_all_but(file)
             _stand_back()
             _send(file, _said(work, file))

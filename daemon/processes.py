@@ -23,6 +23,7 @@ import trio
 PARENT_VARIABLE = "BANDMASTER_PARENT"
 TOKEN_VARIABLE = "BANDMASTER_RANK_TOKEN"  # proves to the daemon who started a rank
 PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl  # found now: a forked copy looks nothing up
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,10 +48,17 @@ def die_with_parent(death_signal: signal.Signals = signal.SIGINT) -> None:
     if death_signal != signal.SIGKILL:
         by_kernel = signal.SIGCONT
         signal.signal(signal.SIGCONT, look)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(by_kernel), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    signal_at_parents_death(by_kernel)
     look(0, None)
+
+
+def signal_at_parents_death(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send us a signal when the thread that started this process ends; look whether it has, next.
+
+    Raises OSError where the kernel refuses.
+    """
+    if _prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
 def hold_signals() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import trio
 
-from daemon.blame import RankId
 from daemon.exits import DaemonError, Exit
 from daemon.last_words import last_words
 from daemon.processes import Child, is_stopped, module_command
 from daemon.run_dir import RunDir
+from ipc.rank_id import RankId, rank_name
 
 MEETING_FILES = "rendezvous-"  # how `daemon.rank_settings` names them
 REAP_WITHIN_S = 60.0  # a process in the kernel for so long will not come out of it
@@ -47,7 +47,7 @@ class RankProcesses:
             command = module_command("daemon.rank", *self._arguments, "--stage", str(stage), "--rank", str(rank))
             with self._log_path((stage, rank)).open("ab") as output:
                 self._log_starts[stage, rank] = output.tell()
-                self._children[stage, rank] = Child(f"rank {stage}.{rank}", command, self._environ, output)
+                self._children[stage, rank] = Child(rank_name((stage, rank)), command, self._environ, output)
             self._log.info("RankStarted", stage=stage, rank=rank, pid=self._children[stage, rank].pid)
         self._run_dir.note_ranks([child.pid for child in self._children.values()])
 

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 
 import trio
 
-from daemon.blame import REFUSED, Mark, RankId, RankLost, Sign, fault_mark, judge
+from daemon.blame import REFUSED, Mark, RankLost, Sign, fault_mark, judge
 from daemon.exits import DaemonError, Exit
 from daemon.settings_table import Settings
 from ipc.messages import Explained, Fault, Ready
+from ipc.rank_id import RankId, numbers
 
 SILENT_S = 3.5  # three heartbeats missed: of ranks that fail together the silent one is to blame
 BOOT_SILENCE_S = 60.0  # while a model loads its process may be busy for long, but it is not stopped
@@ -139,6 +140,6 @@ class RankWatch:
     def _note_late(self) -> None:
         behind = min(self._reported.values())
         late = [rank for rank in self._ranks if self._reported[rank] == behind]
-        also = f" (nor did {', '.join(f'{stage}.{rank}' for stage, rank in late[1:])})" if late[1:] else ""
+        also = f" (nor did {numbers(late[1:])})" if late[1:] else ""
         limit = f"--step-timeout {self._settings.step_timeout_s:g} s"
         self.sign(Mark.LATE, RankLost(late[0], f"did not report step {behind + 1} within {limit}{also}"))

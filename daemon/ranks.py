@@ -20,7 +20,7 @@ import trio
 
 from allocator.geometry import Geometry
 from daemon.agreement import RanksDisagree, agree
-from daemon.blame import Mark, RankId, RankLost, judge
+from daemon.blame import Mark, RankLost, judge
 from daemon.endpoints import RanksServer, ranks_server
 from daemon.exits import DaemonError, Exit
 from daemon.gateway_hostile import Complaints
@@ -47,7 +47,7 @@ from ipc.messages import (
     Step,
     Stop,
 )
-from ipc.rank_id import number
+from ipc.rank_id import RankId, number
 from ipc.streams import RankServer
 
 CHECK_EVERY_S = 1.0

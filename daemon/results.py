@@ -17,13 +17,13 @@ from typing import NamedTuple
 import trio
 
 from allocator.columns import i32
-from daemon.blame import RankId
 from daemon.clock import Clock
 from daemon.core.inputs import Input, Reported
 from daemon.exits import DaemonError, Exit
 from daemon.mailbox import BandCounts, BecameIdle, Collated, StepSent
 from ipc.digests import SAMPLED_START, sampled_digest
 from ipc.messages import Report, Step
+from ipc.rank_id import RankId, rank_name
 from journal.records import Digested
 
 
@@ -149,7 +149,7 @@ class Collator:
 
 
 def _who(report: Report) -> str:
-    return f"rank {report.stage}.{report.rank}"
+    return rank_name((report.stage, report.rank))
 
 
 def _bands(reports: list[Report]) -> list[list[tuple[int, int, int, int]]]:

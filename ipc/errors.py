@@ -17,6 +17,8 @@ IpcError
 
 from __future__ import annotations
 
+from ipc.rank_id import RankId, rank_name
+
 
 class IpcError(Exception):
     """Base of all errors of this room."""
@@ -56,16 +58,16 @@ class PeerGone(IpcError):
 class RankGone(PeerGone):
     """A rank that should be there has left, or has not joined; `what` is the text without its name, if it is one."""
 
-    def __init__(self, text: str, rank: tuple[int, int] | None = None) -> None:
-        super().__init__(text if rank is None else f"rank {rank[0]}.{rank[1]} {text}")
+    def __init__(self, text: str, rank: RankId | None = None) -> None:
+        super().__init__(text if rank is None else f"{rank_name(rank)} {text}")
         self.what, self.rank = text, rank
 
 
 class RankStalled(IpcError):
     """A rank has not read so many messages that its queue is at the high-water mark; `what`: without its name."""
 
-    def __init__(self, text: str, rank: tuple[int, int]) -> None:
-        super().__init__(f"rank {rank[0]}.{rank[1]} {text}")
+    def __init__(self, text: str, rank: RankId) -> None:
+        super().__init__(f"{rank_name(rank)} {text}")
         self.what, self.rank = text, rank
 
 

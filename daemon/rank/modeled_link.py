@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,12 +28,14 @@ import numpy as np
 from daemon.rank.errors import BadOption, GroupBroken
 from daemon.rank.layout import Layout
 from daemon.rank.noise import Hashes
+from ipc.rank_id import rank_name
 
 Place = tuple[int, int]  # stage, tensor rank
 HEAD = struct.Struct("<IQ")
 HELLO = struct.Struct("<III")  # epoch, stage, tensor rank
 RETRY_S = 0.01
 BACKLOG = 128
+PORT_MAX = 65_535
 
 
 def partners(layout: Layout) -> tuple[list[Place], list[Place]]:
@@ -67,7 +69,7 @@ class SocketLink:
         with contextlib.closing(meeting.listener):
             addresses = meeting.addresses(to)
             for place in to:
-                self._peers[place] = _connected(addresses[place], deadline, _name(place))
+                self._peers[place] = _connected(addresses[place], deadline, rank_name(place))
                 self._peers[place].sendall(HELLO.pack(epoch, layout.stage, layout.rank))
             while missing := set(by) - self._peers.keys():
                 peer = _accepted(meeting.listener, deadline, missing)
@@ -122,7 +124,7 @@ class SocketLink:
         with self._naming(place):
             size, due_in_ns = HEAD.unpack(_exactly(self._peers[place], HEAD.size))
             if size != 8 * count:
-                raise GroupBroken(f"{_name(place)} sent {size} bytes where {8 * count} belong: the ranks differ")
+                raise GroupBroken(f"{rank_name(place)} sent {size} bytes where {8 * count} belong: the ranks differ")
             return np.frombuffer(_exactly(self._peers[place], size), dtype="<u8").astype(np.uint64), due_in_ns
 
     @contextlib.contextmanager
@@ -130,10 +132,10 @@ class SocketLink:
         try:
             yield
         except TimeoutError as error:
-            what = f"{_name(place)} did not take part within {self._timeout_s:g} s (--collective-timeout)"
+            what = f"{rank_name(place)} did not take part within {self._timeout_s:g} s (--collective-timeout)"
             raise GroupBroken(what) from error
         except OSError as error:
-            raise GroupBroken(f"{_name(place)} is gone: {error}") from error
+            raise GroupBroken(f"{rank_name(place)} is gone: {error}") from error
 
 
 class _FileMeeting:
@@ -194,15 +196,27 @@ class _TcpMeeting:
 
 def _meeting(rendezvous: str, layout: Layout, epoch: int, deadline: float) -> _FileMeeting | _TcpMeeting:
     if rendezvous.startswith("env://"):
-        rendezvous = f"tcp://{os.environ.get('MASTER_ADDR', '')}:{int(os.environ.get('MASTER_PORT', '0')) + 1}"
+        return _TcpMeeting(*_torchruns_place(os.environ), layout, epoch, deadline)
     parts = urlsplit(rendezvous)
     if parts.scheme == "file":
         return _FileMeeting(Path(parts.path), layout)
-    if parts.scheme == "tcp" and parts.hostname and parts.port:
-        return _TcpMeeting(parts.hostname, parts.port, layout, epoch, deadline)
+    port = parts.netloc.rpartition(":")[2]
+    if parts.scheme == "tcp" and parts.hostname and port.isdecimal() and 0 < int(port) <= PORT_MAX:
+        return _TcpMeeting(parts.hostname, int(port), layout, epoch, deadline)
     raise BadOption(
         f"rendezvous {rendezvous!r}: file:///PATH, tcp://HOST:PORT, or env:// with MASTER_ADDR and MASTER_PORT set"
     )
+
+
+def _torchruns_place(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port at which ranks meet that a launcher told of its own store; raises BadOption."""
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal() or not 0 < int(port) < PORT_MAX:
+        raise BadOption(
+            f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} in the environment: a host and a port from 1 to "
+            f"{PORT_MAX - 1} belong there; modeled ranks meet at the port behind it"
+        )
+    return host, int(port) + 1
 
 
 def _read_table(text: str) -> dict[Place, str]:
@@ -276,7 +290,7 @@ def _accepted(listener: socket.socket, deadline: float, missing: set[Place]) -> 
     try:
         peer, _ = listener.accept()
     except TimeoutError as error:
-        who = ", ".join(map(_name, sorted(missing))) or "some rank"
+        who = ", ".join(map(rank_name, sorted(missing))) or "some rank"
         raise GroupBroken(f"{who} did not come to the rendezvous in time") from error
     peer.settimeout(max(deadline - time.monotonic(), 0.001))
     if peer.family != socket.AF_UNIX:
@@ -293,7 +307,3 @@ def _exactly(peer: socket.socket, size: int) -> bytes:
             raise ConnectionResetError("it closed the connection")
         parts += part
     return bytes(parts)
-
-
-def _name(place: Place) -> str:
-    return f"rank {place[0]}.{place[1]}"

@@ -28,6 +28,7 @@ from daemon.rank.errors import BadOption, GroupBroken
 from daemon.rank.group import Group, SoloGroup
 from daemon.rank.layout import Layout
 from ipc.messages import RankSettings
+from ipc.rank_id import rank_name
 
 MEET_WITHIN = datetime.timedelta(days=1)  # the daemon ends a boot that takes too long
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -153,8 +154,8 @@ class ProcessGroup:
             stage, stages, rank, ranks = self.layout
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise GroupBroken(
-                f"rank {stage}.{rank} of {stages} x {ranks} in {what}, within {self._timeout.total_seconds():g} s "
-                f"(--collective-timeout): {first}"
+                f"{rank_name((stage, rank))} of {stages} x {ranks} in {what}, within "
+                f"{self._timeout.total_seconds():g} s (--collective-timeout): {first}"
             ) from error
 
 

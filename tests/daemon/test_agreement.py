@@ -9,9 +9,9 @@ import pytest
 
 from allocator.geometry import BandGeometry, StageGeometry
 from daemon.agreement import RanksDisagree, agree
-from daemon.blame import RankId
 from daemon.exits import Exit
 from ipc.messages import ModelFacts, Ready
+from ipc.rank_id import RankId
 
 FACTS = ModelFacts("m", "llama", 100, 64, "float32")
 

@@ -9,10 +9,10 @@ import pytest
 
 from allocator.columns import pack_i32
 from allocator.ops import Free, Part, Take
-from daemon.blame import RankId
 from daemon.divergence import SAME, diverged, in_words
 from daemon.results import Difference, DigestMismatch
 from ipc.messages import Explained, OpTrace, Step, StepTrace
+from ipc.rank_id import RankId
 from journal.reader import read_records
 from journal.records import Divergence, Kind
 from journal.storage import DiskStorage

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from allocator.geometry import Geometry, StageGeometry
-from daemon.blame import Mark, RankId, RankLost
+from daemon.blame import Mark, RankLost
 from daemon.core.inputs import EpochBegan
 from daemon.epochs import Epochs, LastLoss
 from daemon.exits import DaemonError, Exit
@@ -19,6 +19,7 @@ from daemon.ranks import Epoch, Loss
 from daemon.restarts import Restarts
 from daemon.results import Difference, DigestMismatch
 from ipc.messages import ModelFacts, Step
+from ipc.rank_id import RankId
 from journal.records import Digested, Divergence, Readied
 from tests.daemon.doubles import Event, TrioClock
 from tests.daemon.test_observe import NotedLog

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from daemon.blame import Mark, RankId, judge
+from daemon.blame import Mark, judge
 from daemon.exits import Exit
 from daemon.rank_watch import BOOT_SILENCE_S, SILENT_S, RankWatch
 from daemon.settings_table import Settings
 from ipc.messages import Fault, ModelFacts, Ready
+from ipc.rank_id import RankId
 
 RANKS = ((0, 0), (0, 1), (1, 0))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,18 +19,12 @@ from ipc.keys import make_keys
 from tests.e2e.harness import assert_replays, eventually, serving
 from tests.frontend.tokenizers_made import byte_level
 from tests.rank.models import Reference, tiny_model
+from tests.rank.places import free_port
 from tests.rank.test_parity import compare
 from tools.own_server import ROOT, OwnServer
 
 HOST = "127.0.0.2"
 LENGTHS = (5, 30, 61, 90)
-
-
-def free_port(host: str) -> int:
-    """A port of an address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

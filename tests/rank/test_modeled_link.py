@@ -145,6 +145,17 @@ def test_a_rendezvous_of_another_kind_is_refused() -> None:
         SocketLink(Layout(0, 1, 0, 2), 1, "http://somewhere", 50)
 
 
+@pytest.mark.parametrize("port", ["", "http", "-1", "0", "65535", "70000"])
+def test_a_port_in_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    """With its name and value, not with a trace of whatever read it."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(BadOption, match=f"MASTER_PORT='{port}' in the environment: a host and a port from 1 to 65534"):
+        SocketLink(Layout(0, 1, 0, 2), 1, "env:///epoch", 50)
+    with pytest.raises(BadOption, match=r"rendezvous 'tcp://127\.0\.0\.1:"):
+        SocketLink(Layout(0, 1, 0, 2), 1, f"tcp://127.0.0.1:{'99999' if port == '65535' else port}", 50)
+
+
 def test_a_rank_whose_rendezvous_ends_says_that_it_is_gone() -> None:
     """Rank 0.0 dies while it gathers: who waits for its table breaks with it, and is not to blame."""
     with socket.create_server(("127.0.0.1", 0)) as store, ThreadPoolExecutor(1) as one:

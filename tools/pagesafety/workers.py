@@ -6,7 +6,6 @@ the kernel to be killed with their parent, and every way out of `over_processes`
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,9 +13,8 @@ from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from daemon.processes import signal_at_parents_death
 from tools.processes import start_deaf
-
-PR_SET_PDEATHSIG = 1
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -92,7 +90,7 @@ def _receive(connection: Connection, process: Any, task: object) -> Any:
 def _serve(work: Callable[[Any], Any], connection: Connection, parent: int) -> None:
     """A process: task after task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    signal_at_parents_death()
     if os.getppid() != parent:
         return
     while True:

@@ -6,7 +6,6 @@ their parent, and every way out of `run_all` kills those that still run.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,12 +13,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from daemon.processes import signal_at_parents_death
 from tools.processes import start_deaf
 from tools.simulate.errors import SimulateError
 from tools.simulate.run import Job, Run, simulate
 from tools.simulate.traffic import Trace
-
-PR_SET_PDEATHSIG = 1
 
 Watch = Callable[[int, int], None]
 """Called with the index of a job and how many of its requests have their answer."""
@@ -79,7 +77,7 @@ def _news(connection: Connection, process: Any, job: Job) -> int | Run:
 def _work(trace: Trace, job: Job, news: Connection, parent: int) -> None:
     """A process: one run. The terminal's Ctrl-C is the parent's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    signal_at_parents_death()
     if os.getppid() != parent:
         return
     news.send(simulate(trace, job, news.send))

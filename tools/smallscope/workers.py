@@ -6,7 +6,6 @@ kernel to be killed with their parent, and every way out of `explore_all` kills 
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,11 +13,10 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
+from daemon.processes import signal_at_parents_death
 from tools.processes import start_deaf
 from tools.smallscope.search import Walk, explore
 from tools.smallscope.world import Limits, Shape
-
-PR_SET_PDEATHSIG = 1
 
 
 class Job(NamedTuple):
@@ -94,7 +92,7 @@ def _how_lost(job: Job, code: int | None) -> str:
 def _work(job: Job, news: Connection, parent: int) -> None:
     """A process: one world. The terminal's Ctrl-C is the parent's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    signal_at_parents_death()
     if os.getppid() != parent:
         return
 
