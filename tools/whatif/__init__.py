@@ -1,1 +1,1 @@
-"""What-if: the arrivals of a recorded run with other settings, predicted by the real core and held against real runs."""
+"""What-if: a recorded run's arrivals under other settings, predicted by the real core and beside real runs."""

@@ -75,8 +75,9 @@ class Account:
     def take(self, item: Input, out: Outputs) -> None:
         """One input and what the core said."""
         self.now_ns = now_ns = item.now_ns
-        for reply in out.replies if isinstance(item, Arrived) else ():
-            self._answer(item, reply.message)
+        if isinstance(item, Arrived):
+            for reply in out.replies:
+                self._answer(item, reply.message)
         for decision in out.decisions:
             self._decided(decision, now_ns)
         if out.tokens is not None and len(out.tokens.requests):
@@ -180,6 +181,36 @@ class Account:
     def _forward(self, forward: Forward) -> None:
         explicit = (np.frombuffer(forward.flags, np.uint8) & EXPLICIT) != 0
         self.counts["computed_prompt_tokens"] += int(i32(forward.counts)[explicit].sum())
+
+
+def together(runs: list[Figures]) -> Figures:
+    """The means of several runs of one kind, and in `spread` the least and the most of each number."""
+    assert runs, "at least one run"
+    if len(runs) == 1:
+        return runs[0]
+    made = Figures()
+    apart: dict[str, Any] = {}
+    for name, first in runs[0].items():
+        values = [run[name] for run in runs]
+        if isinstance(first, dict):
+            keys = sorted({key for value in values for key in value})
+            columns = {key: [value.get(key, 0) for value in values] for key in keys}
+            made[name] = {key: _mean(column) for key, column in columns.items()}
+            apart[name] = {key: _range(column) for key, column in columns.items()}
+        else:
+            made[name], apart[name] = _mean(values), _range(values)
+    made["spread"] = apart
+    return made
+
+
+def _mean(values: list[float | None]) -> float | None:
+    some = [value for value in values if value is not None]
+    return round(sum(some) / len(some), 6) if some else None
+
+
+def _range(values: list[float | None]) -> list[float] | None:
+    some = [value for value in values if value is not None]
+    return [min(some), max(some)] if some else None
 
 
 def spread(values: array[float]) -> dict[str, float | None]:

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from allocator.errors import BudgetTooSmall
-from allocator.geometry import BandGeometry, Geometry, StageGeometry
-from allocator.plan import UNIT_ALIGN_BYTES, BandPlan, StoragePlan, align_up
+from allocator.geometry import BandGeometry, Geometry
+from allocator.plan import UNIT_ALIGN_BYTES, BandPlan, StoragePlan, align_up, plan_storage
 from allocator.sizing import Sizing, size_arena
 from daemon.config import ConfigError, check_together, parse_value, render_value, resolve
 from daemon.core.limits import CoreConfig
 from daemon.core_settings import core_config
-from daemon.rank_settings import keeps_checkpoints
+from daemon.layers import split_layers
+from daemon.rank.modeled import read_options, toy_layers
+from daemon.rank_settings import keeps_checkpoints, rank_settings
 from daemon.settings_table import BY_KEY, Setting, Settings, rows_for
 from tools.serve_flags import OTHER_ALIASES
 from tools.whatif.errors import WhatIfError
@@ -127,13 +129,20 @@ def _value(row: Setting, text: str, now: Any) -> Any:
             raise WhatIfError(f"{row.attribute}={text}: only numbers can be changed by a percentage")
         times = 1 + float(relative[1] + relative[2]) / 100
         text = f"{now * times:.6g}" if row.kind == "fraction" else str(max(round(now * times), 0))
+    if row.attribute == ARENA:  # however small: a simulated run's may be, and sizing says what it must hold
+        row = dataclasses.replace(row, low=1, zero="")
     try:
-        value = parse_value(row, text, "what-if")
+        return parse_value(row, text, "what-if")
     except ConfigError as error:
         raise WhatIfError(str(error)) from error
-    if row.attribute == ARENA and not value:
-        raise WhatIfError(f"{row.attribute}={text}: an arena has bytes; ask for a size, or like +25%")
-    return value
+
+
+def check_servable(arena_bytes: int) -> None:
+    """Raise WhatIfError for an arena that `bandmaster serve` would not take."""
+    try:
+        parse_value(DECIDING[ARENA], arena_bytes, "what-if --rerun")
+    except ConfigError as error:
+        raise WhatIfError(str(error)) from error
 
 
 def changed_core(core: CoreConfig, before: Settings, after: Settings) -> CoreConfig:
@@ -176,8 +185,10 @@ def changed_geometry(recorded: Geometry, before: Settings, after: Settings, mode
     if not keeps and all(getattr(before, name) == getattr(after, name) for name in read):
         return recorded
     asked = after.arena_bytes if after.arena_bytes != before.arena_bytes else 0
+    bands = _bands(recorded, after)
     sizes = [
-        _size(stage, recorded.page_size, asked or stage.arena_bytes, after, model_len) for stage in recorded.stages
+        _size(units, asked or stage.arena_bytes, after, model_len)
+        for stage, units in zip(recorded.stages, bands, strict=True)
     ]
     return Geometry(
         page_size=after.page_size,
@@ -187,12 +198,8 @@ def changed_geometry(recorded: Geometry, before: Settings, after: Settings, mode
     )
 
 
-def _size(stage: StageGeometry, page_size: int, arena_bytes: int, settings: Settings, model_len: int) -> Sizing:
-    slots = 2 if keeps_checkpoints(settings) and any(band.kind == "state" for band in stage.bands) else 1
-    bands = [
-        BandPlan(_band(band, page_size, settings.page_size), (), settings.checkpoint_interval if slots > 1 else 0)
-        for band in stage.bands
-    ]
+def _size(units: list[BandGeometry], arena_bytes: int, settings: Settings, model_len: int) -> Sizing:
+    bands = [BandPlan(band, (), settings.checkpoint_interval if band.kind == "state" else 0) for band in units]
     try:
         return size_arena(
             StoragePlan(settings.page_size, bands),
@@ -207,9 +214,23 @@ def _size(stage: StageGeometry, page_size: int, arena_bytes: int, settings: Sett
         raise WhatIfError(f"an arena of {asked} with pages of {settings.page_size} tokens: {error}") from error
 
 
-def _band(band: BandGeometry, before: int, after: int) -> BandGeometry:
-    """A band whose pages have another number of tokens; slots of states stay as they are."""
-    if band.kind == "state" or before == after:
+def _bands(recorded: Geometry, after: Settings) -> list[list[BandGeometry]]:
+    """The bands of each stage with pages of another number of tokens; slots of states stay as they are.
+
+    A modeled rank's layers are known. Of others the recorded pages are scaled, what pads them to 256 bytes too.
+    """
+    if after.page_size == recorded.page_size:
+        return [stage.bands for stage in recorded.stages]
+    if after.rank_runner == "modeled":
+        stages, settings = len(recorded.stages), rank_settings(after)
+        layers = toy_layers(read_options(settings.options), after.checkpoint_interval, stages)
+        split = split_layers(len(layers), settings.stage_layers or [0] * stages)
+        every = [entry.layer for entry in layers]
+        return [plan_storage(every, after.page_size, local).band_geometries() for local in split]
+    return [[_scaled(band, recorded.page_size, after.page_size) for band in stage.bands] for stage in recorded.stages]
+
+
+def _scaled(band: BandGeometry, before: int, after: int) -> BandGeometry:
+    if band.kind == "state" or not band.unit_bytes:
         return band
-    unit = align_up(-(-band.unit_bytes * after // before), UNIT_ALIGN_BYTES) if band.unit_bytes else 0
-    return msgspec.structs.replace(band, unit_bytes=unit)
+    return msgspec.structs.replace(band, unit_bytes=align_up(-(-band.unit_bytes * after // before), UNIT_ALIGN_BYTES))

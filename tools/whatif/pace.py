@@ -124,8 +124,12 @@ class Samples:
         weights, predicted = weights * scale, predicted * scale
         off = np.abs(took - predicted)[~paused].mean() / max(took[~paused].mean(), 1.0)
         turn = int(np.median(np.frombuffer(self._turns))) if self._turns else 0
+        fixed, prompt, decoding, context = (float(weight) for weight in weights)
         return Pace(
-            *(float(weight) for weight in weights),
+            fixed_ns=fixed,
+            prompt_token_ns=prompt,
+            decoding_row_ns=decoding,
+            context_ns=context,
             start_ns=round(start),
             turn_ns=max(turn, 0),
             forwards=self.forwards,

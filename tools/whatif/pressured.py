@@ -13,6 +13,7 @@ from allocator.columns import pack_i64
 from ipc.messages import Generate, Sampling
 from tools.whatif.rerun import Sending
 
+URGENT = 10
 NS_PER_S = 1_000_000_000
 IDS = (1000, 20_000)  # of prompts: in every vocabulary, and no special tokens
 MOST_TOKENS = 1200  # of a prompt; a conversation that is longer begins anew
@@ -31,6 +32,7 @@ class Load(NamedTuple):
     max_tokens: int = 600
     burst: int = 8
     long_tokens: int = 400  # the least output of every request of a burst: longer than the others are
+    urgent_one_in: int = 4  # with a priority: under preemption they take the place of others
     hang_up_one_in: int = 12  # clients that leave before they have everything
 
 
@@ -40,7 +42,7 @@ def draw(load: Load, seed: int) -> list[Sending]:
     systems = [_tokens(rng, load.system_tokens) for _ in range(load.systems)]
     talks = [list(systems[at % len(systems)]) for at in range(load.talks)]
     found = []
-    for number, (at_s, long) in enumerate(_times(rng, load)):
+    for number, (at_s, burst) in enumerate(_times(rng, load)):
         which = rng.randrange(len(talks))
         prompt = talks[which] + _tokens(rng, rng.randint(*load.turn_tokens))
         if len(prompt) > MOST_TOKENS:
@@ -50,18 +52,28 @@ def draw(load: Load, seed: int) -> list[Sending]:
         leaves = load.hang_up_one_in and rng.randrange(load.hang_up_one_in) == 0
         hang_up_ns = at_ns + round(rng.uniform(1.0, 6.0) * NS_PER_S) if leaves else -1
         sampling = Sampling(temperature=0.0, seed=number)
-        generate = Generate(f"p{number}", pack_i64(prompt), sampling, load.max_tokens, load.long_tokens if long else 0)
+        generate = Generate(
+            id=f"p{number}",
+            prompt=pack_i64(prompt),
+            sampling=sampling,
+            max_tokens=load.max_tokens,
+            min_tokens=load.long_tokens if burst else 0,
+            priority=URGENT if rng.randrange(load.urgent_one_in) == 0 else 0,
+        )
         found.append(Sending(at_ns, generate, hang_up_ns))
     return found
 
 
-def _times(rng: random.Random, load: Load) -> list[tuple[float, bool]]:
-    """Seconds of arrivals, and whether they are of a burst: many within a moment, and single ones between them."""
-    times: list[tuple[float, bool]] = []
+def _times(rng: random.Random, load: Load) -> list[tuple[float, int]]:
+    """Seconds of arrivals, and the burst that they are of: many within a moment; 0: a single one between bursts."""
+    times: list[tuple[float, int]] = []
+    bursts = 0
     while len(times) < load.requests:
         at = rng.uniform(0, load.seconds)
         many = load.burst if rng.random() < 1 / load.burst else 1
-        times += [(at + rng.uniform(0, 0.2), many > 1) for _ in range(min(many, load.requests - len(times)))]
+        bursts += many > 1
+        count = min(many, load.requests - len(times))
+        times += [(at + rng.uniform(0, 0.2), bursts if many > 1 else 0) for _ in range(count)]
     return sorted(times)
 
 

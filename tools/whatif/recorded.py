@@ -71,15 +71,16 @@ class Recorded:
     losses: int = 0  # epochs that were lost
     last_sequence: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    names: dict[str, int] | None = None  # arrivals by their front end's id, where that is asked for
     notes: list[str] = field(default_factory=list)
 
 
-def read_journal(storage: DiskStorage, traffic: Traffic) -> Recorded:
-    """Read a whole journal; raises WhatIfError, Foreign and JournalError."""
+def read_journal(storage: DiskStorage, traffic: Traffic, names: bool = False) -> Recorded:
+    """Read a whole journal, with `names` of its arrivals; raises WhatIfError, Foreign and JournalError."""
     start, notes = start_of(storage, None, False)
     walk = Walk(storage, first=segment_behind(storage, start[0].sequence) if start else 0)
     with ReadingProgress(storage, "reading") as seen:
-        reader = Reader(traffic)
+        reader = Reader(traffic, names)
         found = reader.read(walk.records(), start, seen)
     refuse_foreign(walk)
     found.notes[:0] = notes
@@ -94,9 +95,9 @@ def read_journal(storage: DiskStorage, traffic: Traffic) -> Recorded:
 class Reader:
     """Takes the records of a journal in order."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, names: bool = False) -> None:
         self._traffic = traffic
-        self._found = Recorded(traffic, Account(), Samples())
+        self._found = Recorded(traffic, Account(), Samples(), names={} if names else None)
         self._core: SchedulerCore | None = None
         self._expected: deque[bytes] = deque()
         self._live: dict[int, _Choice] = {}
@@ -163,7 +164,8 @@ class Reader:
         """Begin at a snapshot: what was live then begins again."""
         core = restore_core(body.core)
         state = core.state
-        assert state.memory is not None and state.facts is not None, "a snapshot is taken in an epoch"
+        assert state.memory is not None, "a snapshot is taken in an epoch"
+        assert state.facts is not None, "an epoch has its model's facts"
         self._core = core
         now_ns = self._now_ns = state.queue_moved_ns
         self._found.lives = self._found.epochs = 1
@@ -266,6 +268,8 @@ class Reader:
         limit = accepted.max_tokens if accepted is not None else self._limit(generate)
         choices = accepted.n if accepted is not None else max(1, min(generate.n, 128))
         arrival = self._traffic.new_arrival(choices, limit)
+        if self._found.names is not None:
+            self._found.names[generate.id] = arrival
         if accepted is not None:
             self._enter(accepted, (item.frontend, generate.id), arrival, len(generate.prompt) // 8)
         named = msgspec.structs.replace(generate, id=id_of(arrival))

@@ -13,7 +13,7 @@ import dataclasses
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
@@ -33,7 +33,14 @@ from tools.whatif.traffic import NEVER, WHOLE, Traffic, arrival_of
 
 CONNECT_WITHIN_S = 60.0
 SPAWN_AHEAD_S = 5.0  # requests are made ready so long before they are sent
-OWN = {"run_dir": "", "endpoint": "", "keys": "", "insecure": False, "ranks_endpoint": "", "rank_launch": "spawn"}
+OWN: dict[str, Any] = {
+    "run_dir": "",
+    "endpoint": "",
+    "keys": "",
+    "insecure": False,
+    "ranks_endpoint": "",
+    "rank_launch": "spawn",
+}
 FRONTEND = "what-if"
 
 
@@ -114,7 +121,7 @@ def rerun(settings: Settings, requests: list[Sending], until_ns: int, use: Calla
     """Run it for real and let `use` see what its journal says, before everything of it is removed."""
     with tempfile.TemporaryDirectory(prefix="bandmaster-rerun-") as temporary, Traffic() as traffic:
         run_dir = run_server(settings, requests, Path(temporary), until_ns)
-        use(read_journal(DiskStorage(run_dir / "journal"), traffic))
+        use(read_journal(DiskStorage(run_dir / "journal"), traffic, names=True))
 
 
 async def _send_all(endpoint: str, requests: list[Sending], until_ns: int) -> None:

@@ -15,8 +15,19 @@ from rich.table import Table
 from tools.simulate.show import duration, size
 from tools.tables import print_table
 from tools.whatif.account import Figures
+from tools.whatif.pace import Pace
 
 RECORDED, UNCHANGED, CHANGED, RERUN = "recorded", "unchanged", "changed", "rerun"
+PACED = "at the rerun's pace"
+TITLES = {
+    UNCHANGED: "replayed\nunchanged",
+    CHANGED: "replayed\nchanged",
+    RERUN: "run for\nreal",
+    PACED: "replayed at\nits pace",
+}
+
+
+LEAST_SHOWN_NS = 50.0
 
 
 class Row(NamedTuple):
@@ -85,22 +96,26 @@ def compared(runs: dict[str, Figures], one: str, truth: str) -> dict[str, float 
 
 
 def document(
-    directory: str, changes: list[str], facts: dict[str, Any], pace: Any, runs: dict[str, Figures], notes: list[str]
+    directory: str,
+    changes: list[str],
+    facts: dict[str, Any],
+    paces: dict[str, Pace],
+    runs: dict[str, Figures],
+    notes: list[str],
 ) -> dict[str, Any]:
-    """Everything as plain values."""
-    made: dict[str, Any] = {
+    """Everything as plain values; in `off`, by run, how far each figure of it is off the run `from`."""
+    truths = {UNCHANGED: RECORDED}
+    if RERUN in runs:
+        truths |= {name: RERUN for name in (CHANGED, PACED) if name in runs}
+    return {
         "directory": directory,
         "changes": changes,
         **facts,
-        "pace": {**pace._asdict()},
+        "paces": {name: pace._asdict() for name, pace in paces.items()},
         "runs": {name: dict(figures) for name, figures in runs.items()},
-        "off": {"unchanged from recorded": compared(runs, UNCHANGED, RECORDED)},
+        "off": {one: {"from": truth, **compared(runs, one, truth)} for one, truth in truths.items()},
         "notes": notes,
     }
-    predicted = CHANGED if CHANGED in runs else UNCHANGED
-    if RERUN in runs:
-        made["off"][f"{predicted} from rerun"] = compared(runs, predicted, RERUN)
-    return made
 
 
 def show(found: dict[str, Any]) -> None:
@@ -112,55 +127,72 @@ def show(found: dict[str, Any]) -> None:
     for name in sorted({name for run in found["runs"].values() for name in ("refusals", "ends") if run[name]}):
         for run, figures in found["runs"].items():
             if figures[name]:
-                told = ", ".join(f"{count:,d} {code}" for code, count in figures[name].items())
+                told = ", ".join(f"{count:,.10g} {code}" for code, count in figures[name].items())
                 console.print(f"{name}, {run}: {told}", soft_wrap=True, markup=False)
     for note in found["notes"]:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
 
 
 def _headline(found: dict[str, Any]) -> list[str]:
-    pace, arena = found["pace"], found["arena_bytes"]
+    arena = found["arena_bytes"]
     changed = f" -> {size(arena['changed'])}" if arena["changed"] != arena["recorded"] else ""
+    lines = [
+        f"{found['directory']}: {_many(found['lives'], 'life', 'lives')}, {_many(found['epochs'], 'epoch', 'epochs')}; "
+        f"an arena of {size(arena['recorded'])}{changed} a rank; changed: {', '.join(found['changes']) or 'nothing'}",
+    ]
+    return lines + [_pace(name, pace) for name, pace in found["paces"].items()]
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def _pace(name: str, pace: dict[str, Any]) -> str:
     parts = [f"{pace['fixed_ns'] / 1e6:,.2f} ms"]
-    for name, what in (
+    for part, what in (
         ("prompt_token_ns", "a prompt token"),
         ("decoding_row_ns", "a decoding request"),
         ("context_ns", "1,000 positions read"),
     ):
-        if pace[name] > 0.5:
-            parts.append(f"{pace[name] / 1e3:,.1f} us for {what}")
-    paused = f", {pace['pauses']} pauses of {duration(pace['paused_ns'] / 1e6)} left out" if pace["pauses"] else ""
-    return [
-        f"{found['directory']}: {found['lives']} lives, {found['epochs']} epochs; an arena of "
-        f"{size(arena['recorded'])}{changed} a rank; changed: {', '.join(found['changes']) or 'nothing'}",
-        f"a forward takes {' + '.join(parts)} (fitted to {pace['forwards']:,d} reports, off by "
-        f"{pace['error']:.1%} on the mean{paused}); idle ranks begin {pace['start_ns'] / 1e6:,.2f} ms behind a tick",
-    ]
+        if pace[part] >= LEAST_SHOWN_NS:
+            parts.append(f"{pace[part] / 1e3:,.1f} us for {what}")
+    paused = f"; {pace['pauses']} pauses of {duration(pace['paused_ns'] / 1e6)} left out" if pace["pauses"] else ""
+    return (
+        f"{name}: a forward takes {' + '.join(parts)} (fitted to {pace['forwards']:,d} reports, single ones are off by "
+        f"{pace['error']:.1%}{paused}); idle ranks begin {pace['start_ns'] / 1e6:,.2f} ms behind a tick, which comes "
+        f"{pace['turn_ns'] / 1e6:,.2f} ms behind what allows it"
+    )
 
 
 def _table(found: dict[str, Any]) -> Table:
-    runs = found["runs"]
-    predicted = CHANGED if CHANGED in runs else UNCHANGED
+    """A column for each run, and behind those that are compared how far they are off."""
+    runs, off_by = found["runs"], found["off"]
     table = Table(title="the same arrivals")
     table.add_column("", no_wrap=True)
     for name in runs:
-        title = {UNCHANGED: "replayed\nunchanged", CHANGED: "replayed\nchanged", RERUN: "run for\nreal"}.get(name, name)
-        table.add_column(title, justify="right", no_wrap=True)
-        if name == UNCHANGED:
-            table.add_column("off\nrecorded", justify="right", no_wrap=True)
-        if name == RERUN:
-            table.add_column(f"{predicted}\noff real", justify="right", no_wrap=True)
-    errors = found["off"]
+        table.add_column(TITLES.get(name, name), justify="right", no_wrap=True)
+        if name in off_by:
+            table.add_column(
+                f"off\n{'real' if off_by[name]['from'] == RERUN else 'recorded'}", justify="right", no_wrap=True
+            )
     for row in ROWS:
         cells = []
         for name, figures in runs.items():
-            cells.append(row.write(value_of(figures, row)))
-            if name == UNCHANGED:
-                cells.append(_signed(errors["unchanged from recorded"].get(row.name), row))
-            if name == RERUN:
-                cells.append(_signed(errors[f"{predicted} from rerun"].get(row.name), row))
+            cells.append(row.write(value_of(figures, row)) + _apart(figures, row))
+            if name in off_by:
+                cells.append(_signed(off_by[name].get(row.name), row))
         table.add_row(row.name, *cells)
     return table
+
+
+def _apart(figures: dict[str, Any], row: Row) -> str:
+    """How far several replays lie apart, where that can be seen: half of it, as a part of their mean."""
+    found: Any = figures.get("spread")
+    for name in row.path if found is not None else ():
+        found = found[name]
+    if not found or row.write(found[0]) == row.write(found[1]):
+        return ""
+    return f" \u00b1{(found[1] - found[0]) / (found[1] + found[0]):.0%}"
 
 
 def _signed(part: float | None, row: Row) -> str:

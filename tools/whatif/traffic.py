@@ -82,11 +82,11 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        self._events: BinaryIO = tempfile.TemporaryFile(prefix="bandmaster-events-")
-        self._tokens: BinaryIO = tempfile.TemporaryFile(prefix="bandmaster-tokens-")
+        self._events: BinaryIO = tempfile.TemporaryFile(prefix="bandmaster-events-")  # noqa: SIM115  # closed on exit
+        self._tokens: BinaryIO = tempfile.TemporaryFile(prefix="bandmaster-tokens-")  # noqa: SIM115  # closed on exit
         self._written = 0
         self.count = 0  # of events
-        self.began_ns = self.ended_ns = 0
+        self.first_ns = self.ended_ns = 0  # of the first arrival, and of the newest thing of all
         self.complete = True  # everything had ended when the record ended
         self.first_slot = array("q")
         self.offset, self.made = array("q"), array("q")
@@ -110,7 +110,8 @@ class Traffic:
         """The next event."""
         data = _encoder.encode(event)
         self._events.write(len(data).to_bytes(SIZE_BYTES, "little") + data)
-        self.began_ns = self.began_ns or event.now_ns
+        if isinstance(event, Arrived):
+            self.first_ns = self.first_ns or event.now_ns
         self.ended_ns = max(self.ended_ns, event.now_ns)
         self.count += 1
 
