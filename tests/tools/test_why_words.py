@@ -246,7 +246,7 @@ def test_places_and_kinds_are_named() -> None:
         (
             {"units_short": 2, "stage": ID_SPACE, "band": 2},
             BANDS,
-            "2 full-attention pages (counted over the whole arena)",
+            "2 full-attention pages (the numbers for them, of which ",
         ),
         ({"units_short": 2, "stage": FROZEN, "band": 2}, BANDS, "2 full-attention pages (nothing may be taken until "),
         ({"units_short": 1, "stage": 4, "band": 9}, BANDS, "1 unit of band 9 on pipeline stage 4"),

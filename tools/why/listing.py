@@ -158,6 +158,7 @@ class Listing:
         self._arrived: Arrived | None = None
         self._input: Any = None
         self._now_ns = 0
+        self._newest: Record | None = None  # an input that was not read
         self._orphans: set[int] = set()
 
     def begin_at(self, groups: Sequence[RecoveredGroup]) -> None:
@@ -176,6 +177,7 @@ class Listing:
         """One record."""
         self.records += 1
         if record.kind == Kind.OPENED:
+            self._catch_up()
             self._orphans = set(self.live)
             for entry in self.live.values():
                 entry.until(self._now_ns, self._head)
@@ -188,6 +190,7 @@ class Listing:
 
     def end(self) -> None:
         """The journal ends here; what lives is ranked as it stands."""
+        self._catch_up()
         for entry in self.live.values():
             entry.until(self._now_ns, self._head)
             entry.took_ns = max(self._now_ns - entry.came_ns, 0)
@@ -195,9 +198,15 @@ class Listing:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    def _catch_up(self) -> None:
+        """The newest input says how late it is; most are not read."""
+        if self._newest is not None:
+            newest: Any = self._newest.decode()
+            self._now_ns, self._newest = max(self._now_ns, newest.now_ns), None
+
     def _take_input(self, record: Record) -> None:
         if record.kind in (Kind.REPORTED, Kind.TICKED):  # nearly all there are; they name no cause
-            self._input = None
+            self._input, self._newest = None, record
             return
         item: Any = record.decode()
         self._input, self._now_ns = item, max(self._now_ns, item.now_ns)

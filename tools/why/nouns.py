@@ -14,7 +14,7 @@ Bands = Sequence[Sequence[str]]
 """Names of bands by stage and place, of the epoch that is told of."""
 
 PLACES = {
-    ID_SPACE: "(counted over the whole arena)",
+    ID_SPACE: "(the numbers for them, of which an arena has so many, have run out)",
     FROZEN: "(nothing may be taken until the ranks have said where published pages lie)",
 }
 """What stands for a stage where it is none."""

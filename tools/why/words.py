@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from allocator.capacity import ID_SPACE
 from daemon.core.outputs import Decided
 from daemon.core.reasons import EndReason, Verdict
 from tools.why.ends import ENDS, REFUSALS
@@ -68,6 +69,10 @@ def _refused(told: Decided, bands: Bands, aside: Aside) -> str:
     row = REFUSALS.get(told.reason)
     why = row(n) if row is not None else rest(n)
     lacks = f"even an empty arena is short of {short(n, bands)}" if "units_short" in n else ""
+    if n.get("stage") == ID_SPACE:
+        lacks = (
+            f"it would take {amount(n['units_short'], band_name(n, bands))} more than an arena of this size can number"
+        )
     said = f'its client was told: "{aside.detail}"' if aside.detail else ""
     many = f"all its {n['n']} choices; " if n.get("n", 1) > 1 else ""
     return joined(f"refused ({told.reason}): {many}{why}", lacks, said)
