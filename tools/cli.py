@@ -36,7 +36,7 @@ COMMANDS: dict[str, Command] = {
     "why": Command(
         "tools.why.command", "the life of a request from a journal, in sentences; which requests are worth asking for"
     ),
-    "export": Command("tools.export.command", "a journal as JSON Lines"),
+    "export": Command("tools.export.command", "a journal as JSON Lines, or as a trace for Perfetto"),
     "incident": Command("tools.incident.command", "one archive of a run for engineers elsewhere, without its prompts"),
     "view": Command("tools.view.command", "a journal as one HTML file: memory, requests and decisions at every step"),
     "verify": Command("tools.verify", "read a journal's checksums and links"),

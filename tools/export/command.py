@@ -20,12 +20,16 @@ from journal.reader import Record, Walk
 from journal.records import Kind
 from journal.recovery import Decision
 from journal.segment import segment_behind
+from journal.snapshots import Body, Header
 from journal.storage import DiskStorage
 from tools.export.choice import Choice, UnknownKind, kinds_named
+from tools.export.events import Events
 from tools.export.output import BadPlace, Write, opened
 from tools.export.plain import fields
+from tools.export.trace import Trace
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
 from tools.output import OutputLost
+from tools.replay import start_of
 
 DONE = 0
 LOST = 1
@@ -52,6 +56,26 @@ def lines(records: Iterator[Record], choice: Choice, write: Write) -> None:
             write(_json.encode(line) + b"\n")
 
 
+def tracks(
+    records: Iterator[Record], choice: Choice, write: Write, start: tuple[Header, Body] | None, arena: bool
+) -> None:
+    """Write a trace; of a range the events that end in it. It is whole also where the journal is damaged."""
+    events = Events(write)
+    trace = Trace(events, choice.request, arena)
+    if start is not None:
+        trace.begin_at(*start)
+    try:
+        for record in records:
+            if start is not None and record.sequence <= start[0].sequence:
+                continue
+            if choice.beyond(record):
+                break
+            events.enabled = record.sequence >= choice.first
+            trace.take(record)
+    finally:
+        events.close(trace.end())
+
+
 def _read(walk: Walk, seen: Callable[[Record], None]) -> Iterator[Record]:
     for record in walk.records():
         seen(record)
@@ -60,13 +84,20 @@ def _read(walk: Walk, seen: Callable[[Record], None]) -> Iterator[Record]:
 
 def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -> tuple[list[str], bool]:
     """Export; notes for people, and whether the journal is damaged."""
+    trace, notes, damaged = options.format == "perfetto", list[str](), False
+    start = None
+    if trace:  # a journal whose beginning was trimmed begins in the midst of requests: its snapshot says of which
+        start, notes = start_of(storage, None, from_snapshot=False)
     # What happened before the range decides what a request's records are, so only a plain range may skip segments.
-    skip = options.format == "jsonl" and choice.first > 1 and not choice.request
-    walk = Walk(storage, first=segment_behind(storage, choice.first - 1) if skip else 0, tolerant=options.past_damage)
-    notes, damaged = list[str](), False
+    skip = choice.first - 1 if not trace and choice.first > 1 and not choice.request else 0
+    first = segment_behind(storage, start[0].sequence if start else skip) if start or skip else 0
+    walk = Walk(storage, first=first, tolerant=options.past_damage)
     with opened(options.output, storage.directory) as write, ReadingProgress(storage, "exporting") as seen:
         try:
-            lines(_read(walk, seen), choice, write)
+            if trace:
+                tracks(_read(walk, seen), choice, write, start, options.arena)
+            else:
+                lines(_read(walk, seen), choice, write)
         except JournalDamaged as error:
             notes.append(f"exported up to sequence {walk.at.sequence}; what is behind is not sound: {error}")
     refuse_foreign(walk)
@@ -87,12 +118,15 @@ def _number(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bandmaster export", description="Write a journal in another format.")
     parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
-    parser.add_argument("--format", choices=("jsonl",), default="jsonl", help="JSON Lines")
+    parser.add_argument("--format", choices=("jsonl", "perfetto"), default="jsonl", help="default: jsonl")
     parser.add_argument("-o", "--output", default="", metavar="FILE", help="default: stdout; .gz and .zst are packed")
     parser.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these, like decided,stepped")
     parser.add_argument("--request", type=_number, default=0, metavar="N", help="only what is about this request")
     parser.add_argument("--from", dest="first", type=_number, default=0, metavar="SEQ", help="the first record")
     parser.add_argument("--to", dest="last", type=_number, default=0, metavar="SEQ", help="the last record")
+    parser.add_argument(
+        "--no-arena", dest="arena", action="store_false", help="a trace without units of memory: faster"
+    )
     parser.add_argument("--past-damage", action="store_true", help="go on behind damage with what is sound there")
     return parser
 
@@ -100,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster export`."""
     options = _parser().parse_args(argv)
+    if options.kind and options.format == "perfetto":
+        print("bandmaster export: a trace is made of all kinds; --kind goes with --format jsonl", file=sys.stderr)
+        return USAGE
     try:
         choice = Choice(kinds_named(options.kind), options.first, options.last, options.request)
         notes, damaged = _export(open_directory(options.directory), choice, options)

@@ -84,7 +84,7 @@ def _checked(journal: Path) -> tuple[str, bool]:
     """Whether the archive's journal replays, in words."""
     try:
         verdict = replay_directory(str(journal))
-    except (JournalError, msgspec.ValidationError, OSError) as error:
+    except (JournalError, msgspec.ValidationError, OSError, ValueError) as error:
         return f"it was not replayed to its end: {error}", False
     if verdict.divergence is not None:
         return f"replay check differs: {in_words(verdict.divergence)}", False

@@ -77,6 +77,8 @@ class JournalPart:
         if not self._beginnings:
             raise Nothing("; ".join(["it begins behind a trimmed part, and no snapshot of that can be used", *notes]))
         self._at = chosen(self._beginnings, last_bytes)
+        if self.beginning.size_bytes > last_bytes:
+            notes.append(f"it is larger than {last_bytes} bytes: there is no later snapshot at which it could begin")
         self.taken.notes += notes
 
     @property
