@@ -243,7 +243,7 @@ class Daemon:
     def _vitals(self) -> Vitals:
         engine = self.engine
         faults = (str(self._failure),) if self._failure is not None else ()
-        live = self.core.gauges()["live"]
+        live = self.core.state.live
         trouble = "" if faults else self.epochs.trouble
         return Vitals(
             engine.epoch, engine.ending, self._writer.degraded, live, engine.scheduled_tokens, faults, trouble

@@ -42,7 +42,7 @@ class Sums:
     cached_tokens: int = 0  # of those, found there
 
 
-class Told(msgspec.Struct, array_like=True, frozen=True):
+class Told(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A decision with its serial."""
 
     serial: int

@@ -10,17 +10,18 @@ from itertools import islice
 
 import msgspec
 
-from daemon.core.passes import PARKED, waits_for
+from daemon.core.passes import PARKED, ended_at, queued_for, waits_for
 from daemon.core.requests import Request, State
 from daemon.core.state import CoreState
 
 NS_PER_MS = 1_000_000
-QUEUED_MAX = 128
+QUEUED_MAX = 64
+NOTHING: tuple[str, dict[str, int]] = ("", {})  # what a request waits for that makes progress
 LOOKED_MAX = 1024  # of the queue, for the place of one request
 STAGES = {state: state.value for state in State}
 
 
-class LiveRow(msgspec.Struct, array_like=True, frozen=True):
+class LiveRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One live request. Counts in tokens and pages; `row` and `ahead` are -1 where it has none or is not queued.
 
     `scheduled_tokens` of `target_tokens` are what its prefill covers; `ahead` of it stand so many in the queue;
@@ -52,14 +53,16 @@ class LiveRow(msgspec.Struct, array_like=True, frozen=True):
 
 def live_rows(core: CoreState, now_ns: int, rows_max: int) -> list[LiveRow]:
     """The rows of an overview; see the module for which they are."""
-    owners = [owner for owner in core.rows.owners if owner is not None][:rows_max] if core.memory is not None else []
-    places = [owner.row for owner in owners]
-    output, pages, shared = (
-        column[places].tolist() if places else [] for column in (core.rows.output, core.rows.pages, core.rows.shared)
-    )
-    found = [_row(core, owner, now_ns, -1, output[at], pages[at], shared[at]) for at, owner in enumerate(owners)]
+    found = []
+    if core.memory is not None:
+        owners = [owner for owner in core.rows.owners if owner is not None][:rows_max]
+        places = [owner.row for owner in owners]
+        columns = (core.rows.output, core.rows.pages, core.rows.shared)
+        counts = zip(*(column[places].tolist() for column in columns), strict=True) if places else ()
+        found = [_on_row(core, owner, now_ns, *three) for owner, three in zip(owners, counts, strict=True)]
+    ended = ended_at(core)
     for ahead, request in enumerate(islice(core.queue, min(QUEUED_MAX, rows_max - len(found)))):
-        found.append(_row(core, request, now_ns, ahead, request.output_tokens, 0, 0))
+        found.append(_in_queue(core, request, now_ns, ahead, ended))
     return found
 
 
@@ -71,16 +74,33 @@ def live_row(core: CoreState, number: int, now_ns: int) -> LiveRow | None:
     if request.row < 0:
         places = enumerate(islice(core.queue, LOOKED_MAX))
         ahead = next((at for at, queued in places if queued is request), LOOKED_MAX)
-        return _row(core, request, now_ns, ahead, request.output_tokens, 0, 0)
+        return _in_queue(core, request, now_ns, ahead, ended_at(core))
     row, rows = request.row, core.rows
-    return _row(core, request, now_ns, -1, int(rows.output[row]), int(rows.pages[row]), int(rows.shared[row]))
+    return _on_row(core, request, now_ns, int(rows.output[row]), int(rows.pages[row]), int(rows.shared[row]))
+
+
+def _on_row(core: CoreState, request: Request, now_ns: int, output: int, pages: int, shared: int) -> LiveRow:
+    reason, numbers = waits_for(core, request, 0) if request.state in PARKED else NOTHING
+    return _row(core, request, now_ns, -1, output, pages, shared, reason, numbers)
+
+
+def _in_queue(core: CoreState, request: Request, now_ns: int, ahead: int, ended: int) -> LiveRow:
+    has_epoch = core.memory is not None
+    reason, numbers = queued_for(core, request, ahead, ended) if has_epoch else waits_for(core, request, ahead)
+    return _row(core, request, now_ns, ahead, request.output_tokens, 0, 0, reason, numbers)
 
 
 def _row(
-    core: CoreState, request: Request, now_ns: int, ahead: int, output_tokens: int, pages: int, shared: int
+    core: CoreState,
+    request: Request,
+    now_ns: int,
+    ahead: int,
+    output_tokens: int,
+    pages: int,
+    shared: int,
+    reason: str,
+    numbers: dict[str, int],
 ) -> LiveRow:
-    stands = ahead >= 0 or request.state in PARKED
-    reason, numbers = waits_for(core, request, ahead) if stands else ("", {})
     group = request.group
     return LiveRow(
         request.number,

@@ -60,12 +60,21 @@ def waits_for(core: CoreState, request: Request, ahead: int) -> tuple[str, dict[
     if core.memory is None:
         return "ranks", {}
     if request.state in QUEUED:
-        ended_at = next(reversed(core.skipped), 0)
-        return core.skipped.get(request.number) or ("queue", {"ahead": ahead, "stopped_at": ended_at})
+        return queued_for(core, request, ahead, ended_at(core))
     if request.state in PARKED:
         told = core.relief.get(PARKED[request.state])
         return "memory", dict(told.numbers) if told is not None else {}
     return ("report", {"step": core.flights[0].seq}) if core.flights else ("", {})
+
+
+def queued_for(core: CoreState, request: Request, ahead: int, ended: int) -> tuple[str, dict[str, int]]:
+    """The same of a queued request in an epoch, where it is known at which request the newest pass ended."""
+    return core.skipped.get(request.number) or ("queue", {"ahead": ahead, "stopped_at": ended})
+
+
+def ended_at(core: CoreState) -> int:
+    """The last request that the newest pass looked at and left in the queue; 0: none."""
+    return next(reversed(core.skipped), 0)
 
 
 def passed_over(core: CoreState, number: int) -> PassedOver | None:

@@ -23,9 +23,9 @@ LEGEND = (
     (HOLE, "hole", BAD),
     (FREE, "free", DIM),
 )
+SHORT_LEGEND = tuple((sign, word.split(",")[0].split(" ")[0], style) for sign, word, style in LEGEND)
 LABEL_CELLS = 13
 ALL_COLUMNS_FROM = 104  # cells of a line
-LONG_WORDS_FROM = 140
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,16 @@ COLUMNS = (
     Column("holes", 7, _count(lambda units: units.hole, BAD)),
     Column("beyond", 7, _count(lambda units: units.beyond, DIM)),
 )
-NARROW_COLUMNS, NARROW_SIGNS = 3, 2
+NARROW_COLUMNS = 3
 
 
 def lines(stages: Sequence[WatchedStage], width: int, height: int) -> list[Text]:
     """The panel: each stage with its bands where there is room, else one line for each stage."""
     columns = COLUMNS if width >= ALL_COLUMNS_FROM else COLUMNS[:NARROW_COLUMNS]
     titles = "".join(column.title.rjust(column.width) for column in columns)
-    found = [heading("arena", Text.assemble(_sizes(stages), _legend(width)), "used".rjust(5) + titles, width)]
+    sizes, figures = _sizes(stages), "used".rjust(5) + titles
+    legend = _legend(width - len("arena") - 3 - sizes.cell_len - len(figures) - 1)
+    found = [heading("arena", Text.assemble(sizes, legend), figures, width)]
     if not stages:
         return [*found, Text("no memory yet: the ranks are not ready", DIM)]
     whole = 1 + sum(1 + sum(band.unit_bytes > 0 for band in stage.bands) for stage in stages) <= height
@@ -161,12 +163,16 @@ def _sizes(stages: Sequence[WatchedStage]) -> Text:
     return Text(words + (" each   " if len(stages) > 1 else "   "), TEXT)
 
 
-def _legend(width: int) -> Text:
-    text = Text(no_wrap=True)
-    wide = width >= LONG_WORDS_FROM
-    for sign, word, style in LEGEND if width >= ALL_COLUMNS_FROM else LEGEND[:NARROW_SIGNS]:
-        text.append(sign, style)
-        text.append(f" {word if wide else word.split(',')[0].split(' ')[0]}  ", DIM)
+def _legend(room: int) -> Text:
+    """The signs and what they mean, in as many words as there is room for."""
+    for said in (LEGEND, SHORT_LEGEND, SHORT_LEGEND[:4], SHORT_LEGEND[:3], SHORT_LEGEND[:2]):
+        text = Text(no_wrap=True)
+        for sign, word, style in said:
+            text.append(sign, style)
+            text.append(f" {word}  ", DIM)
+        text.right_crop(2)
+        if text.cell_len <= room:
+            break
     return text
 
 

@@ -70,7 +70,7 @@ def waits(reason: str, numbers: dict[str, int], bands: Bands) -> str:
 def waits_short(reason: str, numbers: dict[str, int], bands: Bands) -> str:
     """The same in a few words."""
     words = FOR.get(reason, reason)
-    return f"{words}: {short(numbers, bands)} short" if "units_short" in numbers else words
+    return f"{words}, short of {short(numbers, bands)}" if "units_short" in numbers else words
 
 
 def stage_word(stage: str) -> str:
