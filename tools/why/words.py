@@ -136,7 +136,7 @@ def hit(told: Decided, bands: Bands) -> str:
     cut = f"{found}: the hit was cut short at token {cached:,} by missing {kind(told.reason)}s"
     pages = f"full-attention pages are cached up to token {known:,}"
     if told.reason == "state":
-        return f"{cut}; {pages}, but no recurrent state to go on from there is (never kept, or evicted)"
+        return f"{cut}; {pages}, but there is no recurrent state to go on from (never kept, or evicted)"
     size = int(told.reason.partition(":")[2] or 0)
     return f"{cut}; {pages}, but not the {size:,} tokens before that which window layers read (never kept, or evicted)"
 
