@@ -143,15 +143,16 @@ class Checker:
         if matched == due:
             return
         missing, extra = Counter(due) - Counter(matched), Counter(matched) - Counter(due)
-        if self._line is None or self._line.life != life.life:
-            self._unsure = list(missing.elements())  # the last lines of a life may have been cut off among these
-        else:
-            for one in missing.elements():
-                self._lack(sequence, one)
-        for one in extra:
-            self._find("log", sequence, "extra", f"the line of {_words(one)} has no record")
         if not missing and not extra:
             self._find("log", sequence, "order", f"the lines up to record {sequence} are not in the order of decisions")
+        if self._line is None or self._line.life != life.life:  # its last lines: what comes behind may be cut off
+            reached = max((at for at, one in enumerate(due) if one in matched), default=-1)
+            self._unsure = [one for one in due[reached + 1 :] if one in missing]
+            missing -= Counter(self._unsure)
+        for one in missing.elements():
+            self._lack(sequence, one)
+        for one in extra:
+            self._find("log", sequence, "extra", f"the line of {_words(one)} has no record")
 
     def _due(self, sequence: int) -> list[Told]:
         """What the records up to here tell and no line has told yet."""
