@@ -39,7 +39,7 @@ class Changed(Recording):
             made = chosen(payload)
             return true(made) if made is not None else 0
 
-        self._writer.append = append  # type: ignore[method-assign]
+        self._writer.append = append  # type: ignore[method-assign,assignment]
         self._writer.append_all = lambda payloads: [append(one) for one in payloads]  # type: ignore
 
 

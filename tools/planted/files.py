@@ -43,6 +43,8 @@ def frames(path: Path) -> Iterator[Place]:
 class FileFault(Fault):
     """Damages a file of the finished journal."""
 
+    turns = 44
+
     def segments(self, directory: Path) -> list[Path]:
         """The segments, oldest first."""
         return sorted(directory.glob("*.kvj"))
@@ -123,9 +125,12 @@ class StrangeSegment(FileFault):
 
 
 class Nothing(Fault):
-    """No fault at all."""
+    """No fault at all; a snapshot is asked for, and a second life takes over."""
 
     name = "nothing"
+    snapshot = True
+    lives = 2
+    turns = 44
 
     def files(self, scene: Scene, directory: Path) -> None:
         """See Fault."""
