@@ -244,7 +244,7 @@ def _wrong_reason() -> Plant:
 def _writer(wrong: Callable[[list[Any]], Iterable[Any]]) -> Plant:
     def plant(daemon: Daemon) -> None:
         append_all = daemon._writer.append_all
-        daemon._writer.append_all = lambda payloads: append_all(list(wrong(list(payloads))))  # type: ignore[method-assign]
+        daemon._writer.append_all = lambda batch: append_all(list(wrong(list(batch))))  # type: ignore[method-assign]
 
     return plant
 

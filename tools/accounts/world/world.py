@@ -187,7 +187,7 @@ class World:
         except JournalError as error:
             self.outcome.problems.append(f"the journal cannot be opened: {error}")
             raise
-        outside = Outside(lambda *parts: WorldRanks(self.machine, *parts), self.board.bind, inline)  # type: ignore[arg-type, return-value]
+        outside = Outside(lambda *parts: WorldRanks(self.machine, *parts), self.board.bind, inline)  # type: ignore[arg-type]
         self.machine.dies_after_s = math.inf
         front = front_server(self.settings, self.run_dir)
         daemon = Daemon(self.settings, self.run_dir, front, writer, self.clock, log, lambda: lines.lost, outside)
