@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from allocator.graph import GraphError
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
 from journal.records import DECISION_VERSION, Kind, encode
@@ -255,6 +256,27 @@ def test_what_was_trimmed_is_said_and_the_rest_told(
     assert "the journal has no request 1; it numbers them 1 to " in err
     assert "what is older was trimmed" in err
     assert why(capsys, left, "")[0] == 0
+
+
+def test_a_state_that_cannot_be_read_costs_the_passes_alone(
+    trimmed: tuple[JournalWorld, Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot of a core with other fields: what was recorded behind it is told, and a note says what is not."""
+    _, _, left = trimmed
+    _, data = load(DiskStorage(left), next(iter(snapshot_names(DiskStorage(left).names()).values())))
+    number = next(group.accepted.first_request for group in decode_body(data).groups if group.choices[0].ended is None)
+    whole = json.loads(why(capsys, left, str(number), "--json")[1])["requests"]
+
+    def refuse(state: bytes) -> None:
+        raise GraphError("a class has no field `other`")
+
+    monkeypatch.setattr(command, "restore_core", refuse)
+    code, out, _ = why(capsys, left, str(number), "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert any("a class has no field `other`): passes are not told" in note for note in told["notes"])
+    recorded = [event["numbers"] for event in whole[0]["events"] if "verdict" in event]
+    assert [event["numbers"] for event in told["requests"][0]["events"] if "verdict" in event] == recorded
 
 
 def test_a_late_request_is_told_from_the_newest_snapshot_before_it(

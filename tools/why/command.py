@@ -20,7 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from daemon.core.scheduler import SchedulerCore
+from allocator.graph import GraphError
 from daemon.snapshots import restore_core
 from journal.errors import JournalDamaged, JournalError
 from journal.reader import Record, Walk
@@ -33,7 +33,7 @@ from tools.replay import start_of
 from tools.why.legend import legend
 from tools.why.listing import KINDS, Entry, Listing, as_plain, refusal, row, totals
 from tools.why.show import lines, plain
-from tools.why.story import Asked, Follower, follow
+from tools.why.story import Asked, Beginning, Follower, follow
 
 TOLD = 0
 LOST = 1
@@ -81,10 +81,9 @@ def tell(directory: str, asked: Sequence[Asked], console_width: int, options: ar
     storage = open_directory(directory)
     start, notes = _start(storage, asked)
     walk = _walk(storage, start)
-    core: SchedulerCore | None = restore_core(start[1].core) if start is not None else None
-    behind, sound = start[0].sequence if start is not None else 0, Sound(walk)
+    beginning, sound = _beginning(start, notes, options.quick), Sound(walk)
     with ReadingProgress(storage, "reading") as seen:
-        follower = follow(sound.records(), asked, seen, core, behind, not options.quick)
+        follower = follow(sound.records(), asked, seen, beginning, not options.quick)
     _refuse_empty(walk, follower.records, directory, sound)
     notes += follower.notes + sound.notes()
     with printing():
@@ -142,6 +141,23 @@ def _start(storage: DiskStorage, asked: Sequence[Asked]) -> tuple[Start | None, 
             if body.next_request <= first:
                 return (header, body), []
     return start_of(storage, None, False)
+
+
+def _beginning(start: Start | None, notes: list[str], quick: bool) -> Beginning | None:
+    """What a snapshot says; a state that this version cannot read is a note, and then no passes are told."""
+    if start is None:
+        return None
+    header, body = start
+    core = None
+    if not quick:
+        try:
+            core = restore_core(body.core)
+        except GraphError as error:
+            notes.append(
+                f"the state in the snapshot behind record {header.sequence} cannot be read ({error}): passes are"
+            )
+            notes[-1] += " not told"
+    return Beginning(header.sequence, body.groups, body.next_request, core)
 
 
 def _walk(storage: DiskStorage, start: Start | None) -> Walk:
@@ -224,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
         help="numbers of requests, as in log lines and metrics, or ids of answers; last, a journal directory, or a run"
         " directory that holds one",
     )
-    parser.add_argument("--every-pass", action="store_true", help="a line for each pass, where equal ones share one")
+    parser.add_argument("--every-pass", action="store_true", help="each pass of the scheduler on a line of its own")
     parser.add_argument("--quick", action="store_true", help="from the recorded decisions alone: no passes, but faster")
     parser.add_argument("--legend", action="store_true", help="add what the words mean")
     parser.add_argument("--most", type=_most, default=MOST, metavar="N", help=f"how many of each list [{MOST}]")

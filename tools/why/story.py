@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daemon.core import inputs
-from daemon.core.inputs import Arrived, EpochBegan, EpochEnded, Recovered, Ticked
+from daemon.core.inputs import Arrived, EpochBegan, EpochEnded, Recovered, RecoveredGroup, Ticked
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.passes import PassedOver
 from daemon.core.reasons import Verdict
@@ -90,6 +90,16 @@ class Noted:
 Event = Told | Passed | Noted
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A snapshot behind record `behind`: what lived there, the next free number, and the core (None: not readable)."""
+
+    behind: int
+    groups: Sequence[RecoveredGroup]
+    next_request: int
+    core: SchedulerCore | None
+
+
 @dataclass(slots=True)
 class Story:
     """One request: what it asked for, and what happened to it, oldest first. `request` is 0 for one that was refused.
@@ -113,20 +123,18 @@ class Story:
 class Follower:
     """Takes the records of a journal in order, over all its lives; the stories are complete when they are all taken.
 
-    `asked` are all that are told of. With a `core` the records begin behind record `behind`, at which it stood. Without
-    `replay` no core is fed.
+    `asked` are all that are told of. The records start at the first one of the journal, or behind a `beginning`.
+    Without `replay` no core is fed.
     """
 
-    def __init__(
-        self, asked: Sequence[Asked], core: SchedulerCore | None = None, behind: int = 0, replay: bool = True
-    ) -> None:
+    def __init__(self, asked: Sequence[Asked], beginning: Beginning | None = None, replay: bool = True) -> None:
         self.stories: list[Story] = []
         self.notes: list[str] = []
         self.requests = 0  # the highest number that was given
         self.records = 0
         self._asked = list(asked)
         self._live: list[Story] = []
-        self._core = core if replay else None
+        self._core = beginning.core if beginning is not None and replay else None
         self._replay = replay
         self._life = ""
         self._expected: deque[bytes] = deque()  # decisions of the replayed core that the journal must name next
@@ -138,12 +146,12 @@ class Follower:
         self._out = Outputs()  # what the replayed core said to the newest input
         self._input: inputs.Input | None = None
         self._now_ns = 0
-        self._ready = core is not None  # there are ranks
+        self._ready = beginning is not None  # there are ranks
         self._closed: Closed | None = None
         self._before = ""  # how the life before ended
         self._orphans: list[Story] = []  # stories of the life before that this one has not taken over yet
-        if core is not None:
-            self._begin_at(core, behind)
+        if beginning is not None:
+            self._begin_at(beginning)
 
     @property
     def done(self) -> bool:
@@ -233,22 +241,23 @@ class Follower:
 
     # --- what a life begins with ---------------------------------------------------------------------------------
 
-    def _begin_at(self, core: SchedulerCore, behind: int) -> None:
+    def _begin_at(self, beginning: Beginning) -> None:
         """The journal begins at a snapshot: who lives there is told of from there on."""
-        state = core.state
-        self.requests = core.next_request - 1
-        if state.memory is not None:
-            self._bands = _band_names(state.memory.geometry)
-            self._pages.begin(state.memory.geometry.virtual_pages, state.memory.owner)
-        for number in sorted(state.requests):
-            request = state.requests[number]
-            group = request.group
-            frontend, seed = state.frontends[group.frontend], group.accepted.seed
-            arrived = Arrived(group.arrived_ns, frontend, group.generate, seed)
-            if any(number == asked.request or asked.means(arrived) for asked in self._asked):
-                story = Story(number, request.choice, arrived, self._bands, known_from=behind)
-                self.stories.append(story)
-                self._live.append(story)
+        self.requests = beginning.next_request - 1
+        memory = self._core.state.memory if self._core is not None else None
+        if memory is not None:
+            self._bands = _band_names(memory.geometry)
+            self._pages.begin(memory.geometry.virtual_pages, memory.owner)
+        for group in beginning.groups:
+            arrived = Arrived(group.arrived_ns, group.frontend, group.generate, group.seed)
+            for choice, left in enumerate(group.choices):
+                number = group.accepted.first_request + choice
+                asked = any(number == one.request or one.means(arrived) for one in self._asked)
+                if left.ended is None and asked:
+                    story = Story(number, choice, arrived, self._bands, known_from=beginning.behind)
+                    story.replayed = self._core is not None
+                    self.stories.append(story)
+                    self._live.append(story)
 
     def _recovered(self, record: Record, item: Recovered) -> None:
         """Ends that the life before reached and did not come to write stand in what the next one took over."""
@@ -407,17 +416,17 @@ def follow(
     journal: Iterable[Record],
     asked: Asked | Sequence[Asked],
     progress: Callable[[Record], None] | None = None,
-    core: SchedulerCore | None = None,
-    behind: int = 0,
+    beginning: Beginning | None = None,
     replay: bool = True,
 ) -> Follower:
-    """Follow a journal until nothing more can come; `progress` hears of each record. `core`: as it stood `behind`.
+    """Follow a journal until nothing more can come; `progress` hears of each record.
 
-    Without `replay` only what was recorded is told, much faster.
+    With a `beginning` records that it covers are passed over. Without `replay` only what was recorded is told, much
+    faster.
     """
-    follower = Follower([asked] if isinstance(asked, Asked) else asked, core, behind, replay)
+    follower = Follower([asked] if isinstance(asked, Asked) else asked, beginning, replay)
     for record in journal:
-        if record.sequence <= behind:
+        if beginning is not None and record.sequence <= beginning.behind:
             continue
         if progress is not None:
             progress(record)
