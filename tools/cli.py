@@ -36,6 +36,9 @@ COMMANDS: dict[str, Command] = {
     "why": Command(
         "tools.why.command", "the life of a request from a journal, in sentences; which requests are worth asking for"
     ),
+    "what-if": Command(
+        "tools.whatif.command", "the arrivals of a recorded run under other settings, predicted, and run for real"
+    ),
     "export": Command("tools.export.command", "a journal as JSON Lines, or as a trace for Perfetto"),
     "incident": Command("tools.incident.command", "one archive of a run for engineers elsewhere, without its prompts"),
     "view": Command("tools.view.command", "a journal as one HTML file: memory, requests and decisions at every step"),

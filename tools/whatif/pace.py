@@ -167,7 +167,7 @@ def _least_squares(features: Floats, took: Floats) -> Floats:
         scale = np.abs(features[:, chosen]).max(axis=0)
         found = np.linalg.lstsq(features[:, chosen] / scale, took, rcond=None)[0] / scale
         if (found >= 0).all():
-            weights[chosen] = found
+            weights[chosen] = np.abs(found)  # no -0.0
             break
         del chosen[int(np.argmin(found * scale))]
     return weights

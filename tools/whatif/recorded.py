@@ -19,6 +19,7 @@ import msgspec
 
 from allocator.geometry import Geometry
 from daemon.core import inputs
+from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from daemon.core.reasons import EndReason, RefusalCode
 from daemon.core.scheduler import SchedulerCore
@@ -99,6 +100,7 @@ class Reader:
         self._traffic = traffic
         self._found = Recorded(traffic, Account(), Samples(), names={} if names else None)
         self._core: SchedulerCore | None = None
+        self._beginning: CoreConfig | None = None  # a life that has no input yet
         self._expected: deque[bytes] = deque()
         self._live: dict[int, _Choice] = {}
         self._arrival_by_key: dict[tuple[str, str], int] = {}  # the newest of a front end's id
@@ -150,15 +152,14 @@ class Reader:
                 f"life {opened.life} decided by version {opened.decision_version}, ours is {DECISION_VERSION}: use a "
                 "bandmaster of that version"
             )
-        if self._core is not None:
+        if self._core is not None and self._beginning is None:
             self._traffic.add(LifeEnded(self._now_ns))
         self._expected.clear()  # the last iteration of a life that was cut may lack its outputs
         self._flights.clear()
         self._core = SchedulerCore(opened.core)
         self._found.opened = opened
         self._found.lives += 1
-        self._now_ns = max(self._now_ns, opened.now_ns)
-        self._traffic.add(LifeBegan(self._now_ns, opened.core))
+        self._beginning = opened.core
 
     def _resume(self, body: Body) -> None:
         """Begin at a snapshot: what was live then begins again."""
@@ -197,6 +198,9 @@ class Reader:
         if core is None:
             raise WhatIfError(f"record {record.sequence}: an input in front of the first life")
         self._now_ns = max(self._now_ns, item.now_ns)
+        if self._beginning is not None:
+            self._traffic.add(LifeBegan(self._now_ns, self._beginning))
+            self._beginning = None
         first_life = self._found.lives == 1 and not isinstance(item, inputs.Resumed)
         try:
             out = core.feed(item)
