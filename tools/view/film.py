@@ -210,7 +210,12 @@ class Film:
             self._epoch_over("")
             self._epoch = item.epoch
             self._mark("began", f"epoch {item.epoch} begins")
-            self._began(Arena(item.geometry, item.facts, self._config))
+            try:
+                arena = Arena(item.geometry, item.facts, self._config)
+            except Exception as error:
+                self._mark("differs", f"no rank could have this arena: {type(error).__name__}: {error}")
+                return
+            self._began(arena)
         elif isinstance(item, EpochEnded):
             self._mark("ended", f"epoch {item.epoch} ended: {item.why}")
             self._epoch_over(item.why)

@@ -104,7 +104,8 @@ class Work {
       const x = axis.x(axis.mode === "steps" ? at - 0.5 : at, plot.width);
       if (x < GUTTER || x > plotRight(plot)) continue;
       context.fillRect(x - 0.5, top, 1, 5);
-      context.fillText(axis.mode === "steps" ? number(at) : duration(at), Math.max(GUTTER + 12, x), top + 13);
+      const text = axis.mode === "steps" ? number(at) : duration(at), half = context.measureText(text).width / 2;
+      context.fillText(text, Math.min(Math.max(GUTTER + half, x), plotRight(plot) - half + 6), top + 13);
     }
     context.textAlign = "right";
     context.fillText(axis.mode === "steps" ? "step" : "time", GUTTER - 8, top + 13);
