@@ -26,7 +26,7 @@ from tools.export.choice import Choice, UnknownKind, kinds_named
 from tools.export.events import Events
 from tools.export.output import BadPlace, Write, opened
 from tools.export.plain import fields
-from tools.export.trace import Trace
+from tools.export.tracks import Trace
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
 from tools.output import OutputLost
 from tools.replay import start_of

@@ -19,7 +19,7 @@ from ipc.messages import Generate
 from journal.reader import Finding, Record, Walk, readable_segments
 from journal.records import DECISION_VERSION, Kind, Opened
 from journal.recovery import Decision
-from journal.segment import load_header, segment_behind
+from journal.segment import ARCHIVE_SUFFIX, load_header, segment_behind
 from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.snapshots import load_header as snapshot_header
 from journal.storage import DiskStorage
@@ -75,7 +75,7 @@ def _ends(found: Finding, file: str) -> bool:
 def beginnings(storage: DiskStorage) -> tuple[list[Beginning], list[str]]:
     """Where an archive of this journal can begin, oldest first, and notes about snapshots that cannot be used."""
     row, notes = readable_segments(storage), list[str]()
-    sizes = {number: (storage.directory / name).stat().st_size for number, name in row.items()}
+    sizes = {number: _size(storage, name) for number, name in row.items()}
     found = []
     if next(iter(row), 0) == 1:
         found.append(Beginning(0, 0, sum(sizes.values())))
@@ -92,6 +92,14 @@ def beginnings(storage: DiskStorage) -> tuple[list[Beginning], list[str]]:
         first = segment_behind(storage, sequence)
         found.append(Beginning(sequence, first, sum(size for number, size in sizes.items() if number >= first)))
     return found, notes
+
+
+def _size(storage: DiskStorage, name: str) -> int:
+    """Bytes of a segment's file, which a running daemon may just have compressed."""
+    path = storage.directory / name
+    if not path.exists():
+        path = path.with_name(path.name + ARCHIVE_SUFFIX)
+    return path.stat().st_size
 
 
 def chosen(found: list[Beginning], last_bytes: int) -> int:

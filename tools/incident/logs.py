@@ -20,12 +20,12 @@ KEPT = frozenset(
     (
         "actor", "again", "band", "child", "clean", "code", "cut", "device", "dtype", "ending", "event",
         "field", "gone", "hit_cut", "kernels", "kind", "left", "left_did", "level", "life", "line",
-        "meaning", "method", "model", "op", "process", "reason", "right", "right_did", "runner", "signal",
+        "meaning", "method", "op", "process", "reason", "right", "right_did", "runner", "signal",
         "stage", "state", "timestamp", "torch", "transformers", "triton", "verdict",
     )
 )  # fmt: skip
 """Text of these fields is of our own making, or names a model, a version or a device."""
-OF_THE_DAEMON = frozenset(("error", "note", "what", "while_doing", "why", "detail", "faults", "effect"))
+OF_THE_DAEMON = frozenset(("error", "model", "note", "what", "while_doing", "why", "detail", "faults", "effect"))
 """Text that is our own where it is not a front end's: there it may repeat what a client sent."""
 IDS = frozenset(("id", "ids", "request_id", "answer", "read_by"))
 FRONTENDS = frozenset(("frontend", "frontends"))

@@ -148,7 +148,7 @@ def _time(ns: int) -> str:
 def text(told: Told, journal: Path, notes: list[str], checked: str) -> Iterator[str]:
     """The lines of the summary."""
     yield "What this archive is"
-    yield "  journal/ is a journal: bandmaster replay check journal, why journal --list, view journal, export journal"
+    yield "  journal/ is a journal: bandmaster replay check journal, why journal, view journal, export journal"
     yield f"  {checked}"
     yield from (f"  {note}" for note in notes)
     if told.divergences:

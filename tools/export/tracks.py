@@ -1,4 +1,4 @@
-"""Trace: what a journal tells over time, as tracks: a request's phases, the steps of each stage, decisions, memory.
+"""Tracks: what a journal tells over time: a request's phases, the steps of each stage, decisions, memory.
 
 Owns which record becomes which event. Must never hold more than what lives. Invariants: every phase that began ends, at
 the latest with the life; a request is in one phase at a time.
