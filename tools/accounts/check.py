@@ -41,6 +41,7 @@ class LifeResult:
     closed: bool
     reopened: int
     lines_lost: int
+    goes_on: bool
 
 
 @dataclass(slots=True)
@@ -260,7 +261,9 @@ class Checker:
         self.result.door += self._newest.door if self._newest is not None else 0
         ends, scrapes = dict(life.ends), self._in_life
         self.result.lives.append(
-            LifeResult(life.number, life.life, counted, log, metrics, ends, scrapes, closed, life.reopened, lost)
+            LifeResult(
+                life.number, life.life, counted, log, metrics, ends, scrapes, closed, life.reopened, lost, goes_on
+            )
         )
         self._log_begins = 0
 

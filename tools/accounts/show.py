@@ -37,7 +37,7 @@ def show(console: Console, result: Result) -> None:
     for life in result.lives:
         for by, account in sides(life):
             numbers = [f"{getattr(account, name):,}" for name in COLUMNS]
-            table.add_row(str(life.number), by, *numbers, f"{life.scrapes:,}", "clean" if life.closed else "cut")
+            table.add_row(str(life.number), by, *numbers, f"{life.scrapes:,}", end_of(life))
     if len(result.lives) > 1:
         whole = total(result)
         table.add_section()
@@ -49,6 +49,11 @@ def show(console: Console, result: Result) -> None:
         where = f"life {found.life}, behind record {found.sequence:,}" if found.life else "no life"
         console.print(f"{found.between}: {where}: {found.text}", soft_wrap=True, markup=False, style="red")
     console.print(verdict(result), soft_wrap=True, markup=False, highlight=False)
+
+
+def end_of(life: LifeResult) -> str:
+    """How a life ended, in a word."""
+    return "clean" if life.closed else "lives" if life.goes_on else "cut"
 
 
 def sides(life: LifeResult) -> list[tuple[str, Account]]:
@@ -101,7 +106,7 @@ def as_json(result: Result) -> dict[str, Any]:
                 "last_scrape": life.metrics._asdict() if life.metrics is not None else None,
                 "ends": life.ends,
                 "scrapes": life.scrapes,
-                "closed": life.closed,
+                "end": end_of(life),
                 "reopened": life.reopened,
                 "lines_lost": life.lines_lost,
             }
