@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from daemon.watch import WatchedLife
 from tests.tools.top_scenes import S, row, told, waiting, watched
-from tools.top.app import Gone, Lived, Panel, Seen, Top
+from tools.top.app import Gone, Lived, Panel, Seen, Table, Top
 from tools.top.feed import Place
 from tools.top.page import Wishes
 from tools.top.screens import HelpScreen, LifeScreen
@@ -66,6 +66,15 @@ def play(script: Callable[[Scene], Awaitable[None]], size: tuple[int, int] = (11
         assert not feed.running
 
     asyncio.run(run())
+
+
+def test_every_key_has_its_action_and_every_action_its_key() -> None:
+    """Of the page, the table and both screens: no key that does nothing, nothing that no key does."""
+    for owner in (Top, Table, LifeScreen, HelpScreen):
+        bound = {action.partition("(")[0] for binding in owner.BINDINGS for action in [binding.action]}  # type: ignore[union-attr]
+        written = {name.removeprefix("action_") for name in vars(owner) if name.startswith("action_")}
+        assert written <= bound, owner
+        assert all(hasattr(owner, f"action_{name}") for name in bound), owner
 
 
 def test_every_panel_is_on_the_screen_at_its_size() -> None:
