@@ -24,7 +24,7 @@ from journal import records
 from journal.records import Kind
 
 BOOT_S = 0.2
-STEP_S = 0.004
+STEP_S = 0.002
 
 
 class Machine:

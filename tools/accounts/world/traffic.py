@@ -75,7 +75,7 @@ def request(rng: random.Random, id: str) -> Generate:
     elif kind < 0.26:
         generate.stop_ids = pack_i64(sorted(rng.sample(range(VOCABULARY), 64)))
     elif kind < 0.29:
-        generate.max_tokens, generate.clip = 200, True
+        generate.max_tokens, generate.clip = 60, True
     elif kind < 0.32:
         generate.max_tokens, generate.sampling = 0, Sampling(prompt_logprobs=1)
     return generate

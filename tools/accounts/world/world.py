@@ -46,7 +46,7 @@ from tools.accounts.world.wire import Switchboard
 FATES = ("killed", "drained", "crashed", "raised", "given_up", "full", "stopped", "rest")
 EPOCH_DEATHS = 3  # in the middle of each life, on average
 EPOCH_LEAST_S = 1.5  # between two of them, on average
-RATE = 250.0  # requests a second of the world
+RATE = 150.0  # requests a second of the world
 OPEN_MAX = 110  # requests that clients have open at once: with their choices at times more than the queue takes
 SCRAPE_S = 0.1
 BARE_EACH = 240  # one bare client, with some 40 requests, for so many others, and one soon
@@ -106,7 +106,7 @@ def world_settings(run_dir: Path, **changes: Any) -> Settings:
         "rank_runner": "modeled",
         "rank_option": options,
         "page_size": 8,
-        "arena_bytes": 3 << 12,
+        "arena_bytes": 1 << 14,
         "max_running_requests": 48,
         "max_queued_requests": 96,
         "max_num_batched_tokens": 512,
