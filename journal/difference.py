@@ -35,6 +35,7 @@ COLUMNS: dict[tuple[str, str], np.dtype[Any]] = {
     ("Generate", "prompt"): I64,
     ("Generate", "stop_ids"): I64,
     ("Resumed", "tokens"): I64,
+    ("RecoveredChoice", "tokens"): I64,
 }
 SHOWN_MAX = 16  # column entries and list items in one line
 ABSENT = "absent"

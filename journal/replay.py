@@ -225,9 +225,13 @@ class Replay:
             queue.clear()
 
     def finish(self) -> None:
-        """Both halves are through."""
-        self.ranks.finish()
-        theirs = self.ranks.counts
+        """Both halves are through; raises what the ranks' half found."""
+        try:
+            self.ranks.finish()
+        finally:
+            self._add_up(self.ranks.counts)
+
+    def _add_up(self, theirs: RankCounts) -> None:
         self.counts.steps, self.counts.digests = theirs.steps, theirs.digests
         self.counts.divergences, self.counts.undigested = theirs.divergences, theirs.undigested
         self.notes += self.ranks.notes
@@ -275,7 +279,8 @@ class Replay:
             if parted is not None:
                 about = [parted.request] if parted.request else []
                 sides = (parted.recorded, parted.replayed)
-                raise diverged(record, "what a life took over from the one before", *sides, requests=about)
+                what = "what a life took over from the one before"
+                raise diverged(record, what, *sides, path=parted.path, requests=about)
         if self._decides:
             self._feed(record, item)
         return item  # type: ignore[no-any-return]
@@ -482,4 +487,6 @@ def check(
     except Diverged as found:  # the ranks' half is never ahead of the core's
         if divergence is None or found.divergence.sequence <= divergence.sequence:
             divergence = found.divergence
+    if divergence is not None:
+        replay.counts.last_sequence = divergence.sequence - 1  # the core's half may have been ahead
     return Verdict(replay.counts, replay.notes, divergence, replay, replay.ranks.overview(), damage)

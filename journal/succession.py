@@ -14,6 +14,7 @@ import msgspec
 from allocator.columns import i64
 from daemon.core.inputs import Recovered, RecoveredChoice, RecoveredGroup
 from journal import frame
+from journal.difference import first_difference
 
 GROUP_BYTES_MAX = frame.PAYLOAD_BYTES_MAX - 4096  # of one request; of a larger one something was left out
 
@@ -35,6 +36,7 @@ class Parted(NamedTuple):
     recorded: str
     replayed: str
     request: int = 0
+    path: str = ""  # the first field of the request that differs, with both values
 
 
 class Succession:
@@ -68,10 +70,15 @@ class Succession:
             left, taken = ours.get(number), theirs.get(number)
             same = left is not None and taken is not None and _encoded(left) == _encoded(taken)
             if not same and (left is None or len(_encoded(left)) <= GROUP_BYTES_MAX):
-                return Parted(_in_words(number, taken), _in_words(number, left), number)
+                return Parted(_in_words(number, taken), _in_words(number, left), number, _where(taken, left))
         if item.next_request != next_request:
             return Parted(f"next free number {item.next_request}", f"next free number {next_request}")
         return None
+
+
+def _where(taken: RecoveredGroup | None, left: RecoveredGroup | None) -> str:
+    found = first_difference(taken, left) if taken is not None and left is not None else None
+    return f"{found.path}: recorded {found.recorded}, replayed {found.replayed}" if found is not None else ""
 
 
 def _encoded(group: RecoveredGroup) -> bytes:
