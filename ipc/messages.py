@@ -122,7 +122,7 @@ class Acknowledge(msgspec.Struct, tag=True, array_like=True):
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
-    """A question to the daemon (health, status, metrics, ping) or an order (drain, flush, flush_cache).
+    """A question to the daemon (health, status, watch, life, metrics, ping) or an order (drain, flush, flush_cache).
 
     `ticket` returns in `Answer`.
     """
