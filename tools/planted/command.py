@@ -84,7 +84,9 @@ def missed(fault: Fault, truth: Truth, verdict: Verdict) -> str:
             return "the damage"
         pairs = {"rule": truth.rule, "file": truth.file, "sequence": truth.sequence}
         pairs |= {"offset": truth.offset} if truth.offset > 0 else {}
-        return ", ".join(f"{name} {value}" for name, value in pairs.items() if getattr(damage, name) != value)
+        lacks = [f"{name} {value}" for name, value in pairs.items() if getattr(damage, name) != value]
+        whole = verdict.counts.last_sequence == damage.sequence - 1
+        return ", ".join(lacks + ([] if whole else ["that everything in front of it is reproduced"]))
     if found is None:
         return "that anything is wrong"
     lacks = [f"step {truth.step}"] if truth.step and found.step != truth.step else []
