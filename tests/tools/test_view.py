@@ -27,7 +27,7 @@ from tools.view.arena import COUNTS, Arena
 from tools.view.command import Range, follow, range_of
 from tools.view.film import STEP_COLUMNS, Film
 from tools.view.heat import POINTS, ROWS, ActiveAt, boards, heat, pieces
-from tools.view.pack import Column, pack_columns, read_columns
+from tools.view.pack import Column, bytes_of, pack_columns, read_columns, text_of
 from tools.view.requests import HOLDS, Life, Phase, Requests
 from tools.view.units import FIXED, MOVED, BlockReader, BlockWriter, Board
 
@@ -58,6 +58,15 @@ def test_columns_come_back(differences: bool, most: int) -> None:
     columns = [[rng.randint(low, most) for _ in range(size)] for low in (0, -most) for size in (0, 1, 300)]
     chunk = pack_columns(Column(values, differences) for values in columns)
     assert [column.tolist() for column in read_columns(chunk)] == columns
+
+
+@pytest.mark.parametrize("size", range(12))
+def test_chunks_come_back_out_of_text(size: int) -> None:
+    """Bytes of every length, and nothing in the text that ends a script."""
+    data = random.Random(size).randbytes(size) + bytes(range(256)) * size
+    text = text_of(data)
+    assert bytes_of(text) == data
+    assert "<" not in text
 
 
 def test_a_column_that_a_page_cannot_hold_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -21,7 +20,7 @@ from tools.view.browser import NAMES, BrowserMissing, check_page, find_browser
 from tools.view.command import Range, follow, main
 from tools.view.film import STEP_COLUMNS
 from tools.view.heat import ROWS
-from tools.view.pack import read_columns
+from tools.view.pack import bytes_of, read_columns
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def made(journal: Path, out: Path, *arguments: str) -> str:
 def chunks(text: str) -> dict[str, bytes]:
     """The data in a page, by name."""
     found = re.findall(r'<script type="text/plain" id="c-([^"]+)">([^<]*)</script>', text)
-    return {name: zlib.decompress(base64.b64decode(data)) for name, data in found}
+    return {name: zlib.decompress(bytes_of(data)) for name, data in found}
 
 
 def meta(text: str) -> dict[str, Any]:

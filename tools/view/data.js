@@ -2,11 +2,24 @@
 
 "use strict";
 
-function bytesOfBase64(text) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
-  const binary = atob(text);
-  const bytes = new Uint8Array(binary.length);
-  for (let at = 0; at < binary.length; at++) bytes[at] = binary.charCodeAt(at);
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;.=>?@^_`{|}~";
+const VALUES = new Uint8Array(128);
+for (let at = 0; at < DIGITS.length; at++) VALUES[DIGITS.charCodeAt(at)] = at;
+
+// Five digits are four bytes; of n digits at the end n - 1 bytes.
+function bytesOfText(text) {
+  const whole = Math.floor(text.length / 5), rest = text.length % 5;
+  const bytes = new Uint8Array(whole * 4 + Math.max(0, rest - 1)), view = new DataView(bytes.buffer);
+  const digit = (at) => VALUES[text.charCodeAt(at)];
+  for (let k = 0, at = 0; k < whole; k++, at += 5) {
+    const high = ((digit(at) * 85 + digit(at + 1)) * 85 + digit(at + 2)) * 85 + digit(at + 3);
+    view.setUint32(4 * k, (high * 85 + digit(at + 4)) >>> 0);
+  }
+  if (rest) {
+    let value = 0;
+    for (let k = 0; k < 5; k++) value = value * 85 + (k < rest ? digit(5 * whole + k) : 84);
+    for (let k = 0; k < rest - 1; k++) bytes[4 * whole + k] = Math.floor(value / 256 ** (3 - k)) % 256;
+  }
   return bytes;
 }
 
@@ -14,7 +27,7 @@ function bytesOfBase64(text) {
 async function chunk(name) {
   const node = document.getElementById("c-" + name);
   if (!node) return null;
-  const squeezed = new Blob([bytesOfBase64(node.textContent)]);
+  const squeezed = new Blob([bytesOfText(node.textContent)]);
   const plain = squeezed.stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(plain).arrayBuffer());
 }

@@ -25,6 +25,7 @@ PROGRAM = (
     "film.js",
     "theme.js",
     "axis.js",
+    "picture.js",
     "strips.js",
     "lanes.js",
     "map.js",
