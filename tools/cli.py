@@ -31,7 +31,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "replay": Command(
         "tools.replay",
-        "feed a journal to a fresh core: check every step, or stop at a record",
+        "run a journal again: check every step, stop at a record, compare two journals; planted faults",
     ),
     "why": Command(
         "tools.why.command", "the life of a request from a journal, in sentences; which requests are worth asking for"
