@@ -1,7 +1,7 @@
 """Pack: columns of integers as the bytes that a page carries, and back.
 
 Owns the form: a chunk is a row of columns, deflated (zlib) and written in base 85 (RFC 1924, but `.` for `<`). Must
-never lose a value. Invariant: `read_columns(columns)` gives what `pack_columns` got, in numpy and, by the same rules, in
+never lose a value. Invariant: `read_columns(columns)` gives what `pack_columns` got, in numpy, and by the same rules in
 the page's `data.js`.
 
     column   u32 how many values | u8 bit 0: differences, bit 1: signed | u8 bytes of a value | u16 0 | planes
