@@ -34,6 +34,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "tools.bench_oversubscription",
         "throughput, retractions and work done twice in arenas that get too small",
     ),
+    "what-if": (
+        "tools.bench_what_if",
+        "predictions of `bandmaster what-if` beside real reruns, on modeled ranks in an arena that is too small",
+    ),
     "snapshot": ("tools.bench_snapshot", "what a snapshot costs the loop and a rank, beside a cache of many nodes"),
     "replay": (
         "tools.bench_replay",

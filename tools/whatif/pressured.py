@@ -20,24 +20,24 @@ MOST_TOKENS = 1200  # of a prompt; a conversation that is longer begins anew
 
 
 class Load(NamedTuple):
-    """How much comes, and how long it is, in tokens. Half of the requests come in bursts."""
+    """How much comes, and how long it is, in tokens. About half of them come in bursts."""
 
-    requests: int = 240
-    seconds: float = 40.0
+    requests: int = 400
+    seconds: float = 25.0
     systems: int = 4
     system_tokens: int = 192
-    talks: int = 40
+    talks: int = 60
     turn_tokens: tuple[int, int] = (16, 160)
     answer_tokens: tuple[int, int] = (16, 96)
-    max_tokens: int = 600
-    burst: int = 8
-    long_tokens: int = 400  # the least output of every request of a burst: longer than the others are
+    max_tokens: int = 500
+    burst: int = 16
+    long_tokens: int = 200  # the least output of every request of a burst: longer than the others are
     urgent_one_in: int = 4  # with a priority: under preemption they take the place of others
     hang_up_one_in: int = 12  # clients that leave before they have everything
 
 
 def draw(load: Load, seed: int) -> list[Sending]:
-    """The requests in order of time, at least one of each kind of length."""
+    """The requests, in order of time."""
     rng = random.Random(f"pressured/{seed}")
     systems = [_tokens(rng, load.system_tokens) for _ in range(load.systems)]
     talks = [list(systems[at % len(systems)]) for at in range(load.talks)]

@@ -107,6 +107,7 @@ def run_server(settings: Settings, requests: list[Sending], directory: Path, unt
 
     Raises WhatIfError when the server does not outlive its requests, and what OwnServer raises.
     """
+    directory = directory.absolute()  # the server has a working directory of its own
     config = directory / "settings.toml"
     config.write_text(show("serve", settings))
     run_dir = directory / "run"
