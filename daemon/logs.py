@@ -22,6 +22,15 @@ CLOSE_WITHIN_S = 2.0
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether what is written next must begin on a line of its own; raises OSError."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+
+
 class LineWriter:
     """The thread behind the log: takes event dictionaries, writes lines. `dropped` are those that the queue refused."""
 
@@ -29,8 +38,8 @@ class LineWriter:
         self.dropped = 0
         self._unwritten = 0  # lines that the file did not take
         self._told = 0  # of both, how many a line has told of
-        self._torn = False  # the file ends within a line
         self._full = threading.Lock()
+        self._torn = file is not None and _ends_within_a_line(file)  # as a killed process or a full disk leaves it
         self._file = file.open("ab", buffering=0) if file is not None else None
         self._stream = stream or sys.stderr
         self._json = structlog.processors.JSONRenderer(default=str)

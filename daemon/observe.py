@@ -42,6 +42,9 @@ class Times:
     started: bool = False  # it was admitted once, in whichever life
 
 
+UNKNOWN = Times(0, "")  # of a choice whose arrival was lost to a failure in here
+
+
 class Observer:
     """Follows every request from its arrival to its canonical line."""
 
@@ -115,7 +118,6 @@ class Observer:
             metrics.ended(decided.reason for decided in outputs.decisions if decided.verdict == Verdict.ENDED)
         metrics.core_time.observe(iteration.core_ns / NS_PER_S)
         metrics.write_time.observe(iteration.flush_ns / NS_PER_S)
-        self.recent.take(iteration)
         for collated in iteration.collated:
             if collated.forward_us:
                 metrics.forward_time.observe(collated.forward_us / 1e6)
@@ -123,7 +125,11 @@ class Observer:
         while self._found:
             self._log.error("InvariantBroken", what=self._found.pop(0), epoch=self._epoch)
         for item, outputs in zip(iteration.inputs, iteration.outputs, strict=True):
-            self._follow(item, outputs)
+            try:
+                self._follow(item, outputs)
+            except Exception:  # it costs its own lines, not those of the inputs behind it
+                self.complain()
+        self.recent.take(iteration)
 
     def _follow(self, item: Input, outputs: Outputs) -> None:
         if isinstance(item, EpochBegan):
@@ -214,7 +220,7 @@ class Observer:
             self._metrics.looked_up(queried, cached, matched, decided.reason, resumed=not first)
 
     def _finished(self, now_ns: int, finished: Finished) -> None:
-        times = self._times.pop(finished.request)
+        times = self._times.pop(finished.request, UNKNOWN)
         self._without_token.discard(finished.request)
         self._metrics.prompt_length.observe(finished.prompt_tokens)
         self._metrics.output_length.observe(finished.output_tokens)
@@ -235,7 +241,7 @@ class Observer:
             hit_cut=finished.hit_cut,
             queue_ms=_ms(times.arrived_ns, times.admitted_ns),
             first_token_ms=_ms(times.arrived_ns, times.first_token_ns),
-            total_ms=_ms(times.arrived_ns, now_ns),
+            total_ms=_ms(times.arrived_ns, now_ns) if times is not UNKNOWN else None,
         )
 
 

@@ -129,6 +129,17 @@ def test_lines_that_the_disk_does_not_take_are_counted() -> None:
     ]
 
 
+def test_a_line_that_an_earlier_process_left_unfinished_spoils_no_other(tmp_path: Path) -> None:
+    """Whoever was killed while it wrote leaves half a line; the next one's first line stands on its own."""
+    path = tmp_path / "x.log"
+    for end in ('{"event": "whole"}\n', '{"event": "ha'):
+        path.write_text(end)
+        writer = LineWriter(path, pretty=False, stream=io.StringIO())
+        writer.put({"event": "Opened"})
+        writer.close()
+        assert path.read_text() == end + "\n" * (not end.endswith("\n")) + '{"event": "Opened"}\n'
+
+
 def test_lines_lost_at_the_very_end_are_told_too(tmp_path: Path, monkeypatch: Any) -> None:
     """Nothing else comes that could say so: the writer says it itself when it is closed."""
     monkeypatch.setattr(daemon.logs, "QUEUE_LINES_MAX", 5)

@@ -288,6 +288,26 @@ async def test_a_line_that_fails_costs_no_count(autojump_clock: trio.testing.Moc
     assert scene.value("observe_failures_total") == 2
 
 
+async def test_a_failure_costs_its_own_lines(autojump_clock: trio.testing.MockClock) -> None:
+    """Behind a line that could not be written the same iteration goes on, and so do those that come."""
+    scene = Scene()
+
+    def once(event: str, **values: Any) -> None:
+        del scene.log.__dict__["info"]
+        raise OSError("sink is full")
+
+    scene.log.__dict__["info"] = once
+    other = Outputs([Decided(S, "accepted", 3, "", {"n": 1, "prompt_tokens": 5, "max_tokens": 8})])
+    arrivals: list[Input] = [arrived(S), Arrived(S, "fe", Generate("b", b"", Sampling()), 1)]
+    scene.observer.take(Iteration(S, arrivals, [accepted(), other], [], 7, 1000, 2000))
+    scene.show(Ticked(2 * S), finished(9))  # of one whose arrival was not taken in at all
+    scene.show(Ticked(3 * S), finished(3))
+    lines = [(line["event"], line["request"], line.get("total_ms")) for line in scene.log.lines[1:]]
+    assert lines == [("Accepted", 3, None), ("Finished", 9, None), ("Finished", 3, 2000)]
+    assert scene.observer.recent.serial == 4
+    assert scene.value("observe_failures_total") == 1
+
+
 def test_lines_name_the_record_behind_which_they_are_true() -> None:
     """`Accepted`, `Refused` and `Finished` have the newest record of their iteration."""
     scene = Scene()
