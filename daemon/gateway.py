@@ -472,7 +472,7 @@ class Gateway:
     async def _give_up_silent(self, rounds: int) -> None:
         """One round. After a wait nobody else is given up in it: their messages may have lain unread meanwhile."""
         for session in self._sessions.silent(rounds):
-            if session.watches and not session.live:
+            if not session.served:
                 self._sessions.give_up(session)
                 self._log.info("watcher_left", frontend=session.name)
                 continue

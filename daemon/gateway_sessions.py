@@ -19,7 +19,7 @@ class Session:
     """One front end by name, over its reconnects."""
 
     __slots__ = (
-        "attempt", "connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes", "process",
+        "attempt", "connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes", "process", "served",
         "silent_rounds", "watches",
     )  # fmt: skip
 
@@ -30,7 +30,8 @@ class Session:
         self.heard_s = now_s
         self.silent_rounds = 0  # rounds of housekeeping since it was heard
         self.connects = 0
-        self.watches = False  # it only asks: the core does not know it
+        self.watches = False  # whoever has the name now only asks
+        self.served = False  # somebody had it who did not: the core may know it
         self.live: dict[str, set[int]] = {}  # request id -> choices that have not ended (none: not yet answered)
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0
@@ -79,7 +80,7 @@ class Sessions:
 
     def expect(self, name: str, now_s: float) -> None:
         """A front end of an earlier life may come back; who left requests behind is never one too many."""
-        self._by_name.setdefault(name, Session(name, now_s))
+        self._by_name.setdefault(name, Session(name, now_s)).served = True
 
     def is_late(self, connect: Connect) -> bool:
         """Whether the same process has introduced itself on a later connection; this one was given up."""
@@ -101,6 +102,7 @@ class Sessions:
         self.disconnect(session)
         session.identity = identity
         session.process, session.attempt, session.watches = connect.process, connect.attempt, connect.watches
+        session.served = session.served or not connect.watches
         session.heard(now_s)
         session.connects += 1
         self._by_identity[identity] = session

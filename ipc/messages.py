@@ -58,7 +58,7 @@ class Connect(msgspec.Struct, tag=True, array_like=True):
 
     `process` names the one that speaks ("": it does not say) and `attempt` numbers its connections: an earlier one that
     arrives late does not take the name from a later one. `watches`: it only asks, and whoever counts on it is nobody;
-    what it sends beside `Ask` is rejected, and the core never hears of it.
+    what it sends beside `Ask` is rejected, and the core never hears its name.
     """
 
     frontend: str

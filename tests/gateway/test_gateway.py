@@ -517,3 +517,15 @@ async def test_a_watcher_asks_and_nothing_else(endpoint: str) -> None:
         assert world.gateway.stats["frontends_lost"] == 0
         with pytest.raises(trio.WouldBlock):
             world.inputs.receive_nowait()
+
+
+async def test_a_name_that_a_watcher_took_is_lost_all_the_same(endpoint: str) -> None:
+    """Whoever had it before may have left something in the core: when nobody has it any more, the core hears so."""
+    async with gateway(endpoint, silence_s=0.2) as world:
+        first, second = await world.peer(), await world.peer()
+        assert isinstance(await first.ask(Connect("fe")), Welcome)
+        assert isinstance(await second.ask(Connect("fe", watches=True)), Welcome)
+        while world.gateway.frontends():
+            await wait_all_tasks_blocked(0.02)
+        assert world.inputs.receive_nowait() == FrontEndLost(NOW_NS, "fe")
+        assert world.log.of("watcher_left") == []
