@@ -12,6 +12,7 @@ another process. Invariant: a step is applied in the order in which a rank appli
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -182,8 +183,9 @@ class Ranks:
             return []
         if op < 0:
             return self.epoch.holders.of_row(row)
-        self.epoch.holders.step(step)
-        return self.epoch.holders.of_op(step.seq, op)
+        holders = deepcopy(self.epoch.holders)  # the step may be the wrong one, and both sides are asked about
+        holders.step(step)
+        return holders.of_op(step.seq, op)
 
     def finish(self) -> None:
         """The records end here."""

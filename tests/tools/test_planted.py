@@ -9,7 +9,7 @@ import pytest
 
 from journal.divergence import Divergence
 from journal.replay import Verdict
-from tools.planted import command, files
+from tools.planted import command, files, scene
 from tools.planted.command import FAULTS, NOTHING, judge, missed
 from tools.planted.scene import Fault, Scene, Truth
 from tools.replay import replay_directory
@@ -30,6 +30,24 @@ def test_replay_names_it(name: str, tmp_path: Path) -> None:
     assert not row["missed"], row
     if name != NOTHING:
         assert row["named"]
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("double-free", 33),
+        ("stale-generation", 33),
+        ("duplicate-report", 33),
+        ("changed-prompt", 75),
+        ("wrong-token", 90),
+    ],
+)
+def test_it_is_named_at_other_moments(name: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a row has its next tenant already, pages were taken again at once, or a prompt ends alike."""
+    monkeypatch.setattr(scene, "STRIKE_STEP", step)
+    monkeypatch.setattr(FAULTS[name], "turns", 120)
+    row = judge(name, tmp_path / name)
+    assert not row["missed"], row
 
 
 @pytest.mark.parametrize("name", ["wrong-page", "duplicate-report", "wrong-table", "other-snapshot", "wrong-token"])

@@ -35,6 +35,14 @@ class RecordFault(Fault):
         raise NotImplementedError
 
 
+def tenants_of(scene: Scene, report: inputs.Reported) -> list[int]:
+    """Whose tokens a report has, in its order: by row and generation, for a row may have another tenant by now."""
+    return [
+        scene.tenants.get(key, 0)
+        for key in zip(i32(report.rows).tolist(), i32(report.generations).tolist(), strict=True)
+    ]
+
+
 def forward_of(step: Step, **columns: bytes) -> Step:
     """A step with other columns of its forward."""
     assert step.forward is not None, "a forward is changed"
@@ -110,11 +118,12 @@ class DoubleFree(RecordFault):
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
         """See RecordFault."""
-        frees = [op for op in payload.ops if isinstance(op, Free) and scene.holders(op)]
-        if not frees:
-            return None
-        self.truth = Truth(payload.seq, len(payload.ops), scene.holders(frees[0])[0])
-        return [msgspec.structs.replace(payload, ops=[*payload.ops, frees[0]])]
+        for place, op in enumerate(payload.ops):
+            if isinstance(op, Free) and scene.holders(op):
+                self.truth = Truth(payload.seq, place + 1, scene.holders(op)[0])
+                ops = [*payload.ops[: place + 1], op, *payload.ops[place + 1 :]]
+                return [msgspec.structs.replace(payload, ops=ops)]
+        return None
 
 
 class WrongId(RecordFault):
@@ -188,14 +197,11 @@ class WrongToken(RecordFault):
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
         """See RecordFault."""
-        tokens, rows = list(memoryview(payload.tokens).cast("q")), i32(payload.rows).tolist()
-        if len(tokens) < 2:
-            return None
-        owner = scene.core.state.rows.owners[rows[1]]
-        if owner is None:
+        tokens, tenants = list(memoryview(payload.tokens).cast("q")), tenants_of(scene, payload)
+        if len(tokens) < 2 or not tenants[1]:
             return None
         tokens[1] += 5
-        self.truth = Truth(payload.seq, request=owner.number)
+        self.truth = Truth(payload.seq, request=tenants[1])
         return [msgspec.structs.replace(payload, tokens=pack_i64(tokens))]
 
 
@@ -209,11 +215,10 @@ class StaleGeneration(RecordFault):
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
         """See RecordFault."""
         generations = i32(payload.generations).copy()
-        for place, row in enumerate(i32(payload.rows).tolist()):
-            owner = scene.core.state.rows.owners[row]
-            if owner is not None and generations[place] > 1:
+        for place, tenant in enumerate(tenants_of(scene, payload)):
+            if tenant and generations[place] > 1:
                 generations[place] -= 1
-                self.truth = Truth(payload.seq, request=owner.number)
+                self.truth = Truth(payload.seq, request=tenant)
                 return [msgspec.structs.replace(payload, generations=pack_i32(generations))]
         return None
 
@@ -237,9 +242,9 @@ class MovedReport(RecordFault):
             held, self._held = self._held, []
             return [payload, *held]
         if isinstance(payload, inputs.Reported) and scene.ripe and payload.rows:
-            owner = scene.core.state.rows.owners[int(i32(payload.rows)[0])]
-            if owner is not None:
-                self.truth = Truth(payload.seq, request=self._told(owner.number))
+            tenant = tenants_of(scene, payload)[0]
+            if tenant:
+                self.truth = Truth(payload.seq, request=self._told(tenant))
                 self._held = [payload]
                 return [payload] if self.again else []
         return [payload]
@@ -301,7 +306,7 @@ class ChangedPrompt(RecordFault):
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
         """See RecordFault."""
         generate = payload.generate
-        prompt = generate.prompt[:-8] + pack_i64([499])
+        prompt = generate.prompt[:-8] + pack_i64([499 if generate.prompt[-8:] != pack_i64([499]) else 498])
         self.truth = Truth(request=scene.core.next_request)
         return [msgspec.structs.replace(payload, generate=msgspec.structs.replace(generate, prompt=prompt))]
 

@@ -250,6 +250,7 @@ class Scene:
     life: int = 0
     sequence: int = 0
     owners: dict[tuple[str, int], int] = field(default_factory=dict)  # last holder of page and slot ids
+    tenants: dict[tuple[int, int], int] = field(default_factory=dict)  # request by row and generation
     engine: Engine | None = None
     rank: WorkingRank | None = None
     recording: Any = None
@@ -260,6 +261,7 @@ class Scene:
         for life in range(1, self.fault.lives + 1):
             self.life = life
             self.owners.clear()
+            self.tenants.clear()
             try:
                 with self.fault.core(self), PlantedRecording(self, self.directory) as recording:
                     left = self._live(recording, left)
@@ -288,6 +290,7 @@ class Scene:
         rows = self.core.state.rows
         for row, owner in enumerate(rows.owners):
             if owner is not None:
+                self.tenants[row, int(rows.generation[row])] = owner.number
                 for page in rows.table[row, : rows.pages[row]].tolist():
                     self.owners["page", page] = owner.number
                 for slot in rows.slots[row].tolist():
