@@ -228,6 +228,19 @@ def _slots(cls: type) -> tuple[str, ...]:
     return tuple(sorted(names - {"__dict__", "__weakref__"}))
 
 
+def _check_fields(cls: type, fields: list[str]) -> None:
+    """Raise GraphError where the class has other fields than when the state was written down: half an object is none.
+
+    Attributes without a slot are the reader's to look at: there is no list of them.
+    """
+    slots = _slots(cls)
+    other = [name for name in slots if name not in fields]
+    if not cls.__dictoffset__:
+        other += [name for name in fields if name not in slots]
+    if other:
+        raise GraphError(f"a {cls.__module__}.{cls.__qualname__} of another version: {', '.join(other)}")
+
+
 class _Decoder:
     """One decoding: empty objects first, then what they hold, and dicts and sets last, whose keys must be whole."""
 
@@ -246,6 +259,8 @@ class _Decoder:
         if form != FORMAT:
             raise GraphError(f"a state of format {form}, this version reads {FORMAT}")
         self._classes = [(self._find(module, name), fields) for module, name, fields in classes]
+        for kind in sorted({record[0] - INSTANCE for record in records if record[0] >= INSTANCE}):
+            _check_fields(*self._classes[kind])
         self._objects = [self._shell(record) for record in records]
         last = []
         for one, record in zip(self._objects, records, strict=True):

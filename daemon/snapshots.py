@@ -12,6 +12,7 @@ from typing import Any
 from allocator import graph
 from allocator.checks import Checks
 from allocator.graph import GraphError
+from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from daemon.core.state import CoreState
 
@@ -46,4 +47,6 @@ def restore_core(data: bytes, checks: Checks | None = None) -> SchedulerCore:
     state = graph.decode(data, find, {"checks": checks})
     if not isinstance(state, CoreState):
         raise GraphError(f"the state of a core is a CoreState, not a {type(state).__name__}")
+    if strange := vars(state).keys() ^ vars(CoreState(CoreConfig())).keys():
+        raise GraphError(f"the state of a core of another version: {', '.join(sorted(strange))}")
     return SchedulerCore(state.config, checks, state)

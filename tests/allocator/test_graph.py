@@ -236,3 +236,15 @@ def test_bytes_that_are_no_state_are_refused(data: bytes) -> None:
     """Torn, of another format, or something else altogether."""
     with pytest.raises(GraphError):
         graph.decode(data, find)
+
+
+@pytest.mark.parametrize(
+    ("fields", "differs"), [(["children", "name"], "parent"), (["children", "name", "parent", "uncle"], "uncle")]
+)
+def test_an_object_with_other_fields_is_refused_by_name(fields: list[str], differs: str) -> None:
+    """A class that got or lost a field since: nothing is made that lacks one, and none is dropped in silence."""
+    form, [[module, name, _]], [record, *others], root = msgspec.msgpack.decode(graph.encode(Node("a")))
+    record = [record[0], *[None] * len(fields)]
+    data = msgspec.msgpack.encode([form, [[module, name, fields]], [record, *others], root])
+    with pytest.raises(GraphError, match=f"Node of another version: {differs}"):
+        graph.decode(data, find)

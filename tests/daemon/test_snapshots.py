@@ -10,6 +10,7 @@ import pytest
 from allocator import graph
 from allocator.checks import STRICT, Checks
 from allocator.graph import GraphError
+from daemon.core.limits import CoreConfig
 from daemon.core.scheduler import SchedulerCore
 from daemon.snapshots import EXTERNAL, core_state, find, restore_core
 from journal.records import encode
@@ -87,3 +88,11 @@ def test_the_state_of_something_else_is_no_core() -> None:
     """Sound bytes of another object."""
     with pytest.raises(GraphError, match="a CoreState, not a list"):
         restore_core(graph.encode([1], EXTERNAL))
+
+
+def test_a_state_that_lacks_a_field_is_no_core() -> None:
+    """What an older version wrote down is refused by name; a core made of half a state would break much later."""
+    core = SchedulerCore(CoreConfig())
+    del core.state.kept_logprobs
+    with pytest.raises(GraphError, match="of another version: kept_logprobs"):
+        restore_core(core_state(core))
