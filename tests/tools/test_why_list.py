@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from daemon.core.outputs import Decided
 from daemon.core.reasons import EndReason
+from journal.reader import Walk
+from journal.records import Kind
+from journal.storage import DiskStorage
 from tests.core.scenes import drive, stage
 from tests.tools import why_scenes as scenes
+from tools.planted import files
+from tools.planted.scene import Scene
 from tools.why import command
 from tools.why.listing import KINDS, Listing, row
 from tools.why.story import Asked, follow
@@ -43,6 +49,8 @@ def test_the_lists_have_the_numbers_of_the_stories(name: str) -> None:
         assert entry.waited_ns == times.parts["waiting"]
         assert entry.took_ns == times.whole_ns
         assert entry.retractions == len(decisions(story, "retracted"))
+        starts = [one.decided.numbers for one in decisions(story, "admitted")]
+        assert entry.cached_tokens == (starts[0].get("cached_tokens", 0) if starts else 0)
         assert entry.parks == len(decisions(story, "parked"))
         assert entry.requeued == len(decisions(story, "requeued")) + len(decisions(story, "recovered"))
         ended = decisions(story, "ended")
@@ -51,6 +59,45 @@ def test_the_lists_have_the_numbers_of_the_stories(name: str) -> None:
     assert found.refusals.total() == sum(one.numbers["n"] for one in world.decisions if one.verdict == "refused")
     assert len(found.refused) == len([one for one in world.decisions if one.verdict == "refused"])
     assert found.ends.total() + len(found.live) == found.accepted
+
+
+def test_a_clock_that_was_set_back_between_two_lives_costs_no_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second life begins at the time at which the first one did."""
+    monkeypatch.setattr(files.Nothing, "turns", 90)
+    Scene(files.Nothing(), tmp_path).make()
+    found, records = Listing(1000), list(Walk(DiskStorage(tmp_path)).records())
+    for record in records:
+        found.take(record)
+    found.end()
+    (second,) = [record.sequence for record in records[1:] if record.kind == Kind.OPENED]
+    came = [record.sequence for record in records if record.kind == Kind.ARRIVED]
+    entries = {entry.request: entry for worst in found.worst.values() for entry in worst.entries()}
+    first = 1 + sum(sequence < second for sequence in came)
+    own = range(first, len(came) + 1)
+    assert len(own) > 5
+    stories = follow(records, [Asked(request=number) for number in own], replay=False).stories
+    waited = [times_of(story).parts["waiting"] for story in stories]
+    assert [entries[story.request].waited_ns for story in stories] == waited
+    assert sum(waited) > 0
+
+
+def test_what_the_cache_had_is_that_of_the_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was retracted finds its own tokens again, output among them: that is no hit of its prompt."""
+    monkeypatch.setattr(files.Nothing, "turns", 200)
+    monkeypatch.setattr(files.Nothing, "lives", 1)
+    Scene(files.Nothing(), tmp_path).make()
+    found, starts = Listing(1000), dict[int, list[int]]()
+    for record in Walk(DiskStorage(tmp_path)).records():
+        found.take(record)
+        payload = record.decode()
+        if isinstance(payload, Decided) and payload.verdict == "admitted":
+            starts.setdefault(payload.request, []).append(payload.numbers["cached_tokens"])
+    found.end()
+    again = found.worst["retracted"].entries()
+    assert [entry.cached_tokens for entry in again] == [starts[entry.request][0] for entry in again]
+    assert any(starts[entry.request][0] == 0 < starts[entry.request][1] for entry in again)
 
 
 def test_the_worst_come_first_and_no_more_than_asked_for() -> None:

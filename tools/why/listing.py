@@ -42,6 +42,10 @@ class Head:
         self.until(now_ns)
         self._why = why
 
+    def set_back(self, now_ns: int) -> None:
+        """A new life's clock is behind that of the life before."""
+        self._since_ns = now_ns
+
     def until(self, now_ns: int) -> Counter[str]:
         """Time passed: what it has waited so far, by reason."""
         self._totals[f"{BEHIND}{self._why}" if self._why else "queue"] += max(now_ns - self._since_ns, 0)
@@ -69,6 +73,7 @@ class Entry:
     why: str = "queue"  # what it waits for now; empty while it has its place
     since_ns: int = 0
     head: Counter[str] = field(default_factory=Counter)  # what the first of the queue had waited then
+    started: bool = False  # `cached_tokens` is of its first start: later ones find its own tokens too
 
     @property
     def waited_ns(self) -> int:
@@ -170,18 +175,14 @@ class Listing:
                     tokens = len(group.generate.prompt) // 8
                     entry = Entry(number, group.generate.id, group.arrived_ns, tokens, since_ns=group.arrived_ns)
                     entry.retractions, entry.cached_tokens = left.retractions, left.cached_tokens
-                    entry.why = "" if left.started else "queue"
+                    entry.why, entry.started = "" if left.started else "queue", left.started
                     self.live[number] = entry
 
     def take(self, record: Record) -> None:
         """One record."""
         self.records += 1
         if record.kind == Kind.OPENED:
-            self._catch_up()
-            self._orphans = set(self.live)
-            for entry in self.live.values():
-                entry.until(self._now_ns, self._head)
-                entry.why = "daemon"
+            self._opened(record)
         elif record.kind == Kind.DECIDED:
             decided: Any = record.decode()
             self._decided(decided)
@@ -197,6 +198,20 @@ class Listing:
             self._rank(entry)
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _opened(self, record: Record) -> None:
+        """What lived waits for the daemon. The clock of the new life may be behind that of the old one."""
+        self._catch_up()
+        self._orphans = set(self.live)
+        for entry in self.live.values():
+            entry.until(self._now_ns, self._head)
+            entry.why = "daemon"
+        opened: Any = record.decode()
+        if opened.now_ns < self._now_ns:
+            self._now_ns = opened.now_ns
+            self._head.set_back(opened.now_ns)
+            for entry in self.live.values():
+                entry.since_ns = opened.now_ns
 
     def _catch_up(self) -> None:
         """The newest input says how late it is; most are not read."""
@@ -262,7 +277,8 @@ class Listing:
         elif told.verdict == Verdict.ADMITTED:
             entry.why = ""
             self._looked_at.discard(entry.request)
-            entry.cached_tokens = entry.cached_tokens or n.get("cached_tokens", 0)
+            if not entry.started:
+                entry.started, entry.cached_tokens = True, n.get("cached_tokens", 0)
         elif told.verdict == Verdict.PARKED:
             entry.parks += 1
         elif told.verdict in BACK:
