@@ -30,7 +30,7 @@ from daemon.snapshots import core_state
 from ipc.digests import effects_column
 from ipc.messages import Generate, ModelFacts, Sampling, Step
 from journal import records, segment, snapshots
-from journal.records import Kind, Snapshotted
+from journal.records import DECISION_VERSION, Kind, Snapshotted
 from journal.snapshots import Body, Header, encode_body
 from tools.replica import StageReplica
 from tools.simulate.engine import Engine, Times, one_stage
@@ -211,7 +211,16 @@ class PlantedRecording(Recording):
         body = encode_body(
             Body(core_state(core), parts, reported, self._sampled, core.recoverable(), core.next_request)
         )
-        header = Header(self._true.journal_id, life, 3, sequence, step.epoch, step.seq, len(body), segment.digest(body))
+        header = Header(
+            self._true.journal_id,
+            life,
+            DECISION_VERSION,
+            sequence,
+            step.epoch,
+            step.seq,
+            len(body),
+            segment.digest(body),
+        )
         name, size = snapshots.write(self._storage, header, body)
         self._writer.append(Snapshotted(name, size, header.digest, sequence))
         self._writer.flush()
