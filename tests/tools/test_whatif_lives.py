@@ -64,7 +64,7 @@ def recording_of(path: Path) -> Recording:
 
 def test_lives_and_epochs_end_in_the_replay_as_they_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks die in the midst of work, the daemon dies in the midst of work; every figure comes out as recorded."""
-    traffic = requests(7, 100, patient=True)
+    traffic = requests(7, 70, patient=True)
     with recording_of(tmp_path) as recording:
         engine = Engine(CONFIG, GEOMETRY, FACTS, TIMES, tokens=lengths, recording=recording)
         rest = submit_until(engine, traffic, 500_000_000)

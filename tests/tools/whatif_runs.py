@@ -65,7 +65,7 @@ def lengths(seeds: Int64s, positions: Int64s) -> Int64s:
     return np.where(positions >= ends, EOS, 10 + (seeds * 31 + positions * 7) % 40_000)
 
 
-def requests(seed: int, count: int = 90, patient: bool = False) -> list[tuple[int, Generate, int, dict[str, Any]]]:
+def requests(seed: int, count: int = 60, patient: bool = False) -> list[tuple[int, Generate, int, dict[str, Any]]]:
     """When, what, with which seed, and how soon its client leaves, if it does; `patient`: each is served to its end."""
     rng = random.Random(seed)
     talks = [[rng.randrange(10, 40_000) for _ in range(48)] for _ in range(6)]

@@ -158,5 +158,5 @@ def other_outputs(recorded: Traffic, again: Recorded) -> tuple[int, int]:
             slot, now = first + choice, again.traffic.first_slot[there] + choice
             if recorded.state[slot] == again.traffic.state[now] == WHOLE:
                 of += 1
-                other += recorded.made[slot] != again.traffic.made[now]
+                other += recorded.said(slot) != again.traffic.said(now)
     return other, of

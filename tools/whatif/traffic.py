@@ -158,6 +158,6 @@ class Traffic:
             return self.made[slot]
         return max(self.made[slot] + 1, round(self.share * self.limit[slot]))
 
-    def unknown(self) -> int:
-        """How many outputs have no known end."""
-        return sum(state == OPEN for state in self.state)
+    def said(self, slot: int) -> int:
+        """Output tokens that a client was left with: none behind its stop string, however many came."""
+        return self.made[slot] if self.stop_at[slot] == NEVER else self.stop_at[slot]
