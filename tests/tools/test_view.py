@@ -16,8 +16,10 @@ from allocator.columns import i32, pack_i32
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from allocator.ops import Flush, Free, Part, Publish, Take
 from allocator.physical.units import BEYOND, LIVE
+from daemon.core.inputs import Arrived
 from daemon.core.limits import CoreConfig
-from ipc.messages import ModelFacts, Step
+from daemon.core.outputs import Decided
+from ipc.messages import Generate, ModelFacts, Sampling, Step
 from journal.reader import Walk
 from journal.records import Kind
 from journal.storage import DiskStorage
@@ -242,6 +244,27 @@ def test_decode_rows_and_prompt_tokens_add_up_to_what_was_computed(journal: Path
     assert sum(film.steps["prefill_tokens"]) == closed.totals["prompt_tokens_total"]
     assert sum(film.steps["decode_rows"]) >= closed.totals["output_tokens_total"] - len(film.requests.lives)
     assert all(took > 0 for took in film.steps["took_us"])
+
+
+def test_who_comes_back_with_other_tokens_waits_and_holds_nothing() -> None:
+    """Its row is given back with the decision `resumed`; what the cache had stays that of the first start."""
+    requests = Requests()
+    arrived = Arrived(1, "fe", Generate("a", bytes(8 * 12), Sampling()), 0)
+    row = {"row": 3, "generation": 1, "tokens": 12, "cached_tokens": 4}
+    decisions = [
+        ("accepted", {"n": 1, "max_tokens": 9}),
+        ("admitted", row),
+        ("resumed", {"held_tokens": 2, "output_tokens": 5, "confirmed_tokens": 0}),
+        ("admitted", row | {"generation": 2, "tokens": 14, "cached_tokens": 12}),
+    ]
+    phases, held = [], []
+    for at, (verdict, numbers) in enumerate(decisions):
+        requests.decided(Decided(1, verdict, 1, "", numbers), arrived, at, at)
+        phases.append(requests.lives[1].phase)
+        held.append(bool(requests.active[1]))
+    assert phases == [Phase.WAITING, Phase.PREFILL, Phase.WAITING, Phase.PREFILL]
+    assert held == [False, True, False, True]
+    assert requests.lives[1].cached_tokens == 4
 
 
 def test_lanes_hold_one_life_at_a_time(film: Film) -> None:

@@ -44,6 +44,7 @@ GO_TO: dict[str, Phase] = {
     Verdict.RETRACTED: Phase.RETRACTED,
     Verdict.REQUEUED: Phase.REQUEUED,
     Verdict.RECOVERED: Phase.WAITING,
+    Verdict.RESUMED: Phase.WAITING,  # its client had other tokens: it goes on behind those, from the queue
     Verdict.ENDED: Phase.OVER,
 }
 """Where a decision about a request takes it; UNPARKED takes it back to where it was."""
@@ -108,7 +109,8 @@ class Requests:
         numbers = decided.numbers
         if decided.verdict == Verdict.ADMITTED:
             self._sit(life, numbers["row"])
-            life.cached_tokens = max(life.cached_tokens, numbers.get("cached_tokens", 0))
+            if life.held_at < 0:  # later starts find its own tokens too
+                life.cached_tokens = numbers.get("cached_tokens", 0)
         elif decided.verdict == Verdict.RETRACTED:
             life.retractions += 1
         elif decided.verdict == Verdict.ENDED:
