@@ -45,6 +45,7 @@ STREAMS = (INPUTS, DECISIONS, STEPS)
 ONLY_TIME = frozenset({Kind.TICKED, Kind.ACKNOWLEDGED})
 NO_GEOMETRY = Geometry(0, 0, 0, [])
 BEHIND_MAX = 100_000  # records by which one side of a stream may be ahead of the other
+OF_ROWS = ("rows[", "generations[", "tokens[")  # columns of a report with an entry for each row
 AHEAD = 64  # records that are looked through for one that came in another order
 TIME_ENDINGS = ("_ms", "_ns")
 
@@ -214,7 +215,7 @@ class Side:
             return self.holders.of_op(item.true.seq, op) if op >= 0 else self.holders.of_row(row)
         if isinstance(item.true, inputs.Reported):
             numbers = self.holders.of_rows(i32(item.true.rows), i32(item.true.generations))
-            return [number for number in numbers if number][: None if row < 0 else row + 1][-1:] if row >= 0 else []
+            return [number for number in numbers[row : row + 1] if number] if row >= 0 else []
         return []
 
 
@@ -308,7 +309,7 @@ def difference(left: Item | None, right: Item | None, one: Side, other: Side) ->
             path = f"{place.path}: {place.recorded} | {place.replayed}"
             found = diverged(left.record, "", "", "", left.plain, right.plain).divergence
             op, row = found.op, found.row
-            if isinstance(left.true, inputs.Reported) and "[" in place.path:
+            if isinstance(left.true, inputs.Reported) and place.path.startswith(OF_ROWS):
                 row = int(place.path[place.path.index("[") + 1 : place.path.index("]")])
     if isinstance(given.true, Step | inputs.Reported):
         epoch, step = given.true.epoch, given.true.seq

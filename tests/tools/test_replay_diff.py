@@ -10,15 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.columns import pack_i64
+from allocator.columns import pack_i32, pack_i64
 from allocator.geometry import BandGeometry
 from daemon.core.inputs import Reported
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
 from ipc.messages import Generate, Sampling
+from journal.holders import Holders
+from journal.reader import Record
+from journal.records import Kind
 from tools import replay
 from tools.planted.records import WrongToken
 from tools.planted.scene import Scene
+from tools.replay_diff import Item, Rules, Side
 from tools.simulate.engine import FACTS, GREEDY, Engine, Times, one_stage
 from tools.simulate.recording import Recording
 
@@ -164,6 +168,18 @@ def test_a_token_is_put_to_its_request(tmp_path: Path, capsys: pytest.CaptureFix
     assert first["path"].startswith("tokens[1]: 12 | 7")
     assert first["left_requests"] == first["right_requests"] == [truth.request]
     assert all("Decided" in line for line in said["left_story"])
+
+
+def test_beside_a_row_that_nobody_is_known_on_the_others_keep_their_places() -> None:
+    """As behind a trimmed part: the request of a token is the one on its own row, or none."""
+    geometry = one_stage(BANDS, 4, 64 * 60)
+    side = Side("", 0, Rules(), None, holders=Holders(geometry, 4))  # type: ignore[arg-type]
+    assert side.holders is not None
+    side.holders.enter(5, 1, 1)
+    side.holders.enter(7, 2, 1)
+    report = Reported(0, 1, 1, pack_i32([0, 1, 2]), pack_i32([1, 1, 1]), pack_i64([9, 9, 9]))
+    item = Item(Record(1, int(Kind.REPORTED), b"", "", 0), "inputs", report, report)
+    assert [side.about(item, -1, row) for row in (-1, 0, 1, 2, 3)] == [[], [], [5], [7], []]
 
 
 def test_one_that_ends_before_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
