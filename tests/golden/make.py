@@ -3,8 +3,8 @@
     python -m tests.golden.make            write schema.lock and the journal of the present version anew
 
 Run it when the core decides otherwise on purpose, or its state has other fields (`DECISION_VERSION` rises then), or
-when a field was added at the end of a record (`SCHEMA_VERSION` rises when a release is out). Journals of earlier versions
-are never made again: they show that old journals can still be read.
+when a field was added at the end of a record (`SCHEMA_VERSION` rises when a release is out). Journals of earlier
+versions are never made again: they show that old journals can still be read.
 """
 
 from __future__ import annotations
