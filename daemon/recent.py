@@ -13,7 +13,7 @@ from itertools import islice
 
 import msgspec
 
-from daemon.core.inputs import Arrived, Input
+from daemon.core.inputs import Arrived, Input, Recovered
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
 from daemon.mailbox import Iteration
@@ -59,7 +59,7 @@ class Life:
     first: list[Told] = field(default_factory=list)
     last: deque[Told] = field(default_factory=lambda: deque(maxlen=LAST_KEPT))
     left_out: int = 0
-    admitted: bool = False  # it had its first admission
+    admitted: bool = True  # it had its first admission, or that is not known
 
     def add(self, told: Told) -> None:
         """One more."""
@@ -92,6 +92,8 @@ class Recent:
                 sums.forwards += 1
                 sums.forward_us += collated.forward_us
         for item, outputs in zip(iteration.inputs, iteration.outputs, strict=True):
+            if isinstance(item, Recovered):
+                self._recovered(item)
             for decided in outputs.decisions:
                 self._decided(item, decided)
 
@@ -129,8 +131,17 @@ class Recent:
             life = self._life_of(request)
             if isinstance(item, Arrived):
                 life.id, life.frontend = item.generate.id, item.frontend
-            life.prompt_tokens = numbers.get("prompt_tokens", 0)
+            life.prompt_tokens, life.admitted = numbers.get("prompt_tokens", 0), False
             life.add(told)
+
+    def _recovered(self, item: Recovered) -> None:
+        """Choices of an earlier life that go on in this one; what they waited for first was told then."""
+        for group in item.groups:
+            for choice, was in enumerate(group.choices):
+                if was.ended is None:
+                    life = self._life_of(group.accepted.first_request + choice)
+                    life.id, life.frontend = group.accepted.id, group.frontend
+                    life.prompt_tokens, life.admitted = len(group.generate.prompt) // 8, was.started
 
     def _admitted(self, decided: Decided) -> None:
         sums, numbers = self._sums, decided.numbers

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from daemon.core.inputs import Arrived, Ticked
+from daemon.core.inputs import Arrived, Recovered, RecoveredChoice, RecoveredGroup, Ticked
 from daemon.core.outputs import Decided, Outputs
 from daemon.mailbox import Iteration
 from daemon.recent import DECISIONS_KEPT, ENDED_KEPT, FIRST_KEPT, LAST_KEPT, LIVE_KEPT, Recent
-from ipc.messages import Generate, Sampling
+from ipc.messages import Accepted, Finished, Generate, Sampling
 
 
 def show(recent: Recent, *decisions: Decided) -> None:
@@ -98,3 +98,21 @@ def test_sums() -> None:
     assert (sums["core_ns"], sums["flush_ns"]) == (9, 12)
     assert (sums["admitted"], sums["first_admitted"], sums["waited_ms"]) == (2, 1, 5)
     assert (sums["queried_tokens"], sums["cached_tokens"]) == (84, 30)
+
+
+def test_what_an_earlier_life_waited_for_is_not_counted_again() -> None:
+    """Of two choices that go on the one that had run was admitted first in the life before; both are known by name."""
+    recent = Recent()
+    ended = Finished("a", 2, 7, "length", "", 3, 1)
+    choices = [RecoveredChoice(bytes(8), started=True), RecoveredChoice(b""), RecoveredChoice(bytes(8), ended)]
+    group = RecoveredGroup("fe", Generate("a", bytes(24), Sampling(), n=3), 1, Accepted("a", 5, 3, 9, 1), 1, choices)
+    told = [Decided(9, "recovered", request, "") for request in (5, 6)]
+    recent.take(Iteration(9, [Recovered(9, [group], 8)], [Outputs(decisions=told)]))
+    show(recent, admitted(5, 60_000, 0, 0), admitted(6, 50, 0, 0))
+    sums = recent.sums()
+    assert (sums["admitted"], sums["first_admitted"], sums["waited_ms"]) == (2, 1, 50)
+    for request in (5, 6):
+        life = recent.life(request)
+        assert life is not None
+        assert (life.id, life.frontend, life.prompt_tokens, len(life.first)) == ("a", "fe", 3, 2)
+    assert recent.life(7) is None
