@@ -134,20 +134,22 @@ def test_what_an_earlier_life_kept_is_bounded_too(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_bound_that_cannot_be_kept_is_not_tried_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only places are left the choices are looked through again when an eighth of the bound was added."""
-    monkeypatch.setattr(BOUND, 16)
-    looked: list[int] = []
+    """A prompt without alternatives cannot be made less: the choices are looked through again when an eighth of the
+    bound was added, here every third or fourth time."""
+    monkeypatch.setattr(BOUND, 8000)
+    looked: list[None] = []
     whole = kept_logprobs._holders
 
     def holders(core: CoreState) -> list[Holder]:
-        looked.append(1)
+        looked.append(None)
         return whole(core)
 
     monkeypatch.setattr(kept_logprobs, "_holders", holders)
     world = World(CONFIG)
     world.watchers.append(counted)
-    world.send("a", 3, 30, sampling=Sampling(temperature=0.0, logprobs=0))
-    drive(world, lambda: len(world.output("a")) == 30 or world.clients["fe", "a"].finished != {})
-    assert 0 < len(looked) <= 30
+    world.send("a", 160, 60, sampling=Sampling(temperature=0.0, logprobs=0, prompt_logprobs=0))
+    drive(world, lambda: len(world.output("a")) == 59)
+    assert 10 < len(looked) <= 25
+    assert held_bytes(world) > 8000 - 1000, "less than that cannot be had"
     world.run()
     world.check_rest()
