@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from daemon.core.limits import CoreConfig
 from daemon.core.overview import QUEUED_MAX, LiveRow, live_row, live_rows
 from tests.core.scenes import drive, last_row_parks, stage
@@ -97,3 +99,13 @@ def test_of_a_long_queue_the_head_is_told() -> None:
         world.send(f"r{k}", 5, 12)
     rows = seen(world, 10**6)
     assert [row.ahead for row in rows if row.row < 0] == list(range(QUEUED_MAX))
+
+
+def test_of_one_far_back_in_the_queue_the_place_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody counts a long queue for one answer."""
+    monkeypatch.setattr("daemon.core.overview.LOOKED_MAX", 10)
+    world = World(CoreConfig(page_size=4, max_running_requests=1, max_batched_tokens=32))
+    for k in range(20):
+        world.send(f"r{k}", 5, 12)
+    rows = [live_row(world.core.state, request, NOW_NS) for request in (4, 20)]
+    assert [row.ahead for row in rows if row is not None] == [3, 10]

@@ -6,6 +6,7 @@ that a scrape names, then the log, whose lines may come a moment later. Must nev
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,7 +146,7 @@ def scrape_socket(directory: str) -> Scrape:
 
 async def _ask(endpoint: str) -> Scrape:
     try:
-        async with DaemonClient(endpoint, "accounts", watches=True, return_within_s=0.0) as client:
+        async with DaemonClient(endpoint, f"accounts-{os.getpid()}", watches=True, return_within_s=0.0) as client:
             await client.wait_connected(CONNECT_WITHIN_S)
             answer: Any = await client.ask("metrics")
     except (DaemonLost, trio.TooSlowError) as error:
