@@ -23,6 +23,7 @@ FIRST_KEPT = 16  # decisions of one request, from its arrival on
 LAST_KEPT = 48  # its newest ones
 LIVE_KEPT = 4096  # requests that have not ended; the oldest goes first
 ENDED_KEPT = 256  # requests that have
+LOSES_ROW = frozenset({Verdict.RETRACTED, Verdict.REQUEUED, Verdict.RESUMED})
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class Life:
     last: deque[Told] = field(default_factory=lambda: deque(maxlen=LAST_KEPT))
     left_out: int = 0
     admitted: bool = True  # it had its first admission, or that is not known
+    back: str = ""  # the verdict by which it lost its row and waits again; empty: it does not, or that is not known
 
     def add(self, told: Told) -> None:
         """One more."""
@@ -117,7 +119,10 @@ class Recent:
         if decided.verdict == Verdict.ACCEPTED:
             self._accepted(item, told)
         elif decided.request:
-            self._life_of(decided.request).add(told)
+            life = self._life_of(decided.request)
+            life.add(told)
+            if decided.verdict in LOSES_ROW and not life.back:  # who waits already has no row to lose
+                life.back = decided.verdict
         if decided.by and decided.by != decided.request and decided.by in self._lives:
             self._lives[decided.by].add(told)
         if decided.verdict == Verdict.ADMITTED:
@@ -149,6 +154,7 @@ class Recent:
         sums.queried_tokens += numbers.get("queried_tokens", 0)
         sums.cached_tokens += numbers.get("cached_tokens", 0)
         life = self._lives[decided.request]
+        life.back = ""
         if not life.admitted:
             life.admitted = True
             sums.first_admitted += 1

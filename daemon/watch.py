@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from daemon.core.overview import LiveRow, live_row, live_rows
-from daemon.recent import Told
+from daemon.core.reasons import Verdict
+from daemon.core.requests import State
+from daemon.recent import Recent, Told
 from ipc.messages import ModelFacts
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 512  # live requests in one answer
 DECISIONS_MAX = 256  # decisions in one answer
+REQUEUED = "requeued"  # a stage beside those of the core: see `_named`
 
 
 class WatchedBand(msgspec.Struct, frozen=True):
@@ -108,13 +111,26 @@ def watched(daemon: Daemon, options: dict[str, int], began_ns: int, answer_ns: i
         gauges=gauges,
         sums=recent.sums(),
         stages=_stages(daemon, gauges),
-        requests=live_rows(daemon.core.state, now_ns, rows),
+        requests=[_named(row, recent) for row in live_rows(daemon.core.state, now_ns, rows)],
         serial=recent.serial,
         decisions=recent.decisions(options.get("since", 0), decisions),
         frontends=daemon.gateway.frontends(),
         journal=daemon.journal_state(),
         answer_us=answer_ns // 1000,
     )
+
+
+def _named(row: LiveRow, recent: Recent) -> LiveRow:
+    """The row; its stage says `requeued` where it was no retraction that took its place from it.
+
+    The core has one state for both, as either way it waits with its output kept and nothing else.
+    """
+    if row.stage != State.RETRACTED:
+        return row
+    life = recent.life(row.request)
+    back = life.back if life is not None else ""
+    retracted = back == Verdict.RETRACTED if back else row.retractions > 0
+    return row if retracted else msgspec.structs.replace(row, stage=REQUEUED)
 
 
 def _stages(daemon: Daemon, gauges: dict[str, int]) -> list[WatchedStage]:
@@ -136,6 +152,8 @@ def life_of(daemon: Daemon, request: int) -> WatchedLife | None:
     """The answer to `life`; None when nothing is known of the request."""
     now_ns, life = daemon.clock.now_ns(), daemon.observer.recent.life(request)
     live = live_row(daemon.core.state, request, now_ns)
+    if live is not None:
+        live = _named(live, daemon.observer.recent)
     if life is None and live is None:
         return None
     if life is None:

@@ -86,6 +86,29 @@ def test_every_choice_has_its_life_and_whoever_took_from_another_hears_of_it() -
     assert recent.life(4) is None
 
 
+def test_why_a_request_waits_again() -> None:
+    """By what took its row, until it has one again; who waits already loses none, and the taker waits for nothing."""
+    recent = Recent()
+    accept(recent, 1)
+    accept(recent, 2)
+    ways: dict[int, list[str]] = {1: [], 2: []}
+    for decided in (
+        admitted(1, 5, 0, 0),
+        Decided(3, "requeued", 1, "epoch"),
+        Decided(4, "resumed", 1, "adopted"),
+        admitted(1, 5, 0, 0),
+        Decided(5, "retracted", 1, "memory", {}, by=2),
+        admitted(1, 5, 0, 0),
+        Decided(6, "resumed", 1, "adopted"),
+    ):
+        show(recent, decided)
+        for request, way in ways.items():
+            life = recent.life(request)
+            assert life is not None
+            way.append(life.back)
+    assert ways == {1: ["", "requeued", "requeued", "", "retracted", "", "resumed"], 2: [""] * 7}
+
+
 def test_sums() -> None:
     """Times and tokens add up; the second admission of a retracted request is no first one."""
     recent = Recent()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from daemon.app import Daemon
-from daemon.core.inputs import Ticked
+from daemon.core.inputs import Input, Ticked
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
 from daemon.mailbox import Iteration
@@ -103,3 +103,38 @@ def test_a_life_is_known_while_the_request_lives_and_a_while_longer() -> None:
     assert ended.live is None
     assert [entry.decided for entry in ended.events] == [told]
     assert life_of(daemon, 78) is None
+
+
+def test_who_lost_its_ranks_is_requeued_and_who_lost_its_memory_retracted() -> None:
+    """The core has one state for both; a watcher is told which, also of one whose decisions are forgotten."""
+    world = World(CoreConfig(page_size=4, max_running_requests=4, max_batched_tokens=32), pages=10)
+    daemon, fed = daemon_around(world), world.feed
+
+    def feed(item: Input) -> Outputs:
+        outputs = fed(item)
+        daemon.observer.recent.take(Iteration(1, [item], [outputs]))
+        return outputs
+
+    world.feed = feed  # type: ignore[method-assign]
+    for k in range(4):
+        world.send(f"r{k}", 5, 20)
+    while not world.core.gauges()["retractions_total"]:
+        assert world.turn()
+    stages = {row.request: row.stage for row in watched(daemon, {}, 0, 0).requests}
+    (retracted,) = (number for number, stage in stages.items() if stage == "retracted")
+    ran = [number for number, stage in stages.items() if stage == "running"]
+    assert ran
+    assert "requeued" not in stages.values()
+    world.end_epoch()
+    for _ in range(2):
+        found = watched(daemon, {}, 0, 0).requests
+        assert {row.request for row in found if row.stage == "requeued"} == set(ran)
+        assert [row.request for row in found if row.stage == "retracted"] == [retracted]
+        for number in ran:
+            life = life_of(daemon, number)
+            assert life is not None
+            assert life.live is not None
+            assert life.live.stage == "requeued"
+        daemon.observer.recent = Recent()
+    world.begin()
+    world.run()

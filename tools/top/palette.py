@@ -31,6 +31,7 @@ STAGE_COLOURS = {
     "prefilling": PREFILL,
     "waiting": WARN,
     "retracted": BAD,
+    "requeued": HOT,
     "parked_row": HOT,
     "parked_chunk": HOT,
 }

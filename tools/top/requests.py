@@ -94,7 +94,8 @@ COLUMNS = (
     Column(REASON, 0, _stands),
 )
 LEFT = ("state", "id", REASON)
-STAGES = {"retracted": 0, "parked_row": 1, "parked_chunk": 2, "waiting": 3, "prefilling": 4, "running": 5}
+BY_STATE = ("retracted", "requeued", "parked_row", "parked_chunk", "waiting", "prefilling", "running")
+STAGES = {stage: place for place, stage in enumerate(BY_STATE)}
 
 ORDERS: dict[str, tuple[str, Callable[[LiveRow], tuple[float, ...]]]] = {
     "age": ("age", lambda row: (-row.age_ms, row.request)),
