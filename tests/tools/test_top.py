@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from daemon.core.reasons import Verdict
 from daemon.watch import WatchedLife
 from tests.tools.top_scenes import MIB, S, over_the_wire, row, stage, told, waiting, watched
-from tools.top import arena, decisions, palette, requests, speak
+from tools.top import arena, decisions, figures, palette, requests, speak
 from tools.top.figures import state_of
 from tools.top.history import SAMPLES_KEPT, History, Note, rates
 from tools.top.page import Page, Wishes
@@ -181,6 +181,22 @@ def test_a_restarted_daemon_is_another_life() -> None:
         "the daemon was restarted: life aaaaaaaa is over, life bbbbbbbb goes on",
     ]
     assert state_of(history)[0] == "ready"
+
+
+@pytest.mark.parametrize("width", [78, 118])
+def test_totals_say_that_they_are_this_lifes(width: int) -> None:
+    """And who goes on from earlier ones, where there is anybody and room for it; the line keeps to its width."""
+    first = text(figures.rates(seen(watched(gauges={"recovered_total": 0})), width)[:1])
+    assert "this life  100 accepted" in first
+    assert "recovered" not in first
+    after = text(figures.rates(seen(watched(gauges={"recovered_total": 213, "accepted_total": 0})), width)[:1])
+    assert "this life  213 recovered  0 accepted" in after
+    long = dict.fromkeys(("recovered_total", "accepted_total", "refused_total", "retractions_total"), 999_900_000)
+    line = figures.rates(seen(watched(gauges=long)), width)[0]
+    assert line.cell_len == width
+    assert line.plain.startswith("rates ")
+    assert "this life  " in line.plain
+    assert ("recovered" in line.plain) == (width > 100)
 
 
 def test_the_same_daemon_again_and_a_new_epoch_are_told() -> None:

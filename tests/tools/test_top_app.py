@@ -77,6 +77,26 @@ def test_every_key_has_its_action_and_every_action_its_key() -> None:
         assert all(hasattr(owner, f"action_{name}") for name in bound), owner
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [(), ("slash", *"ab"), ("question_mark",), ("enter",), ("p",)],
+    ids=["page", "filter", "help", "life", "paused"],
+)
+def test_ctrl_c_leaves_at_once_from_every_screen(keys: tuple[str, ...]) -> None:
+    """Whatever is open, and also while letters go to the filter; the exit is as good as that of `q`."""
+
+    async def script(scene: Scene) -> None:
+        await scene.see()
+        scene.text("requests")
+        await scene.pilot.press(*keys)
+        assert scene.app.is_running
+        await scene.pilot.press("ctrl+c")
+        assert not scene.app.is_running
+        assert scene.app.return_code == 0
+
+    play(script)
+
+
 def test_every_panel_is_on_the_screen_at_its_size() -> None:
     """The panels fill the screen but for the footer, without overlap, at 80x24 and 160x50; figures are there."""
 
@@ -244,7 +264,7 @@ def test_a_lost_daemon_is_said_and_what_was_seen_last_stays() -> None:
         assert "its process ended" in scene.text("head")
         assert "33 live" in scene.text("requests")
         await scene.see(1.0, life="b" * 32)
-        assert "2 lives" in scene.text("head")
+        assert "2 lives seen" in scene.text("head")
         assert "life bbbbbbbb goes on" in scene.text("decisions")
 
     play(script)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -160,12 +162,61 @@ async def test_a_daemon_that_does_not_know_the_question_is_named() -> None:
         await ask(Older(), 0)  # type: ignore[arg-type]
 
 
+def test_a_feed_ends_amid_a_question_that_nobody_answers() -> None:
+    """A stopped daemon keeps nobody who wants to leave."""
+    asked = threading.Event()
+
+    class Silent:
+        """A client of such a daemon."""
+
+        welcome, connected = None, True
+
+        async def __aenter__(self) -> Silent:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+        async def ask(self, what: str, options: dict[str, int], timeout_s: float) -> object:
+            asked.set()
+            return await trio.sleep_forever()
+
+    class Nowhere:
+        """Where it is."""
+
+        def client(self) -> Silent:
+            return Silent()
+
+    feed = Feed(Nowhere(), print, print, print)  # type: ignore[arg-type]
+    feed.start()
+    assert asked.wait(PATIENCE_S)
+    feed.stop()
+    assert feed._thread is not None
+    assert not feed._thread.is_alive()
+    feed.stop()  # a second time is as good
+
+
+@pytest.mark.parametrize("without", ["stdin", "stdout", "stderr"])
+def test_the_live_view_needs_a_terminal(
+    without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output as a pipe, or the other two: refused with what prints without one; nothing is drawn."""
+    for name in {"stdin", "stdout", "stderr"} - {without}:
+        monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
+    assert main([str(tmp_path)]) == 2
+    out, error = capsys.readouterr()
+    assert not out
+    names = {"stdin": "standard input", "stdout": "standard output", "stderr": "standard error"}
+    assert f"not one: {names[without]}." in error
+    assert all(form in error for form in ("--once", "--json", "--svg"))
+
+
 def test_where_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A run directory, an endpoint, or the only live one; what cannot be meant is usage, and says what to name."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert endpoint_of("tcp://h:1")[0] == "tcp://h:1"
     assert endpoint_of(str(tmp_path))[0] == f"ipc://{tmp_path}/front.sock"
-    assert main([]) == 2
+    assert main(["--once"]) == 2
     assert main([str(tmp_path / "nothing"), "--once"]) == 2
     assert "name the run directory" in (said := capsys.readouterr().err)
     assert "is no run directory" in said

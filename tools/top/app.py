@@ -139,6 +139,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),  # before whatever lies above, and its letters
         Binding("p,space", "pause", "pause"),
         Binding("s", "order(1)", "sort"),
         Binding("S", "reverse", show=False),

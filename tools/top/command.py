@@ -41,6 +41,10 @@ class NotFound(Exception):
     """No daemon can be meant; the text says what to name."""
 
 
+class NoTerminal(Exception):
+    """There is nothing to draw on, or nobody to press keys; the text says what prints without."""
+
+
 def run_directories() -> list[Path]:
     """Run directories in the user's state directory whose daemon lives."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "bandmaster"
@@ -147,6 +151,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def need_terminal() -> None:
+    """Raise NoTerminal unless keys can be read and the picture drawn: `textual` reads stdin and draws on stderr."""
+    streams = (("standard input", sys.stdin), ("standard output", sys.stdout), ("standard error", sys.stderr))
+    without = [name for name, stream in streams if stream is None or not stream.isatty()]
+    if without:
+        raise NoTerminal(
+            f"the live view needs a terminal; not one: {', '.join(without)}. --once prints one frame as text, --json "
+            "one answer as JSON, --svg FILE writes the picture"
+        )
+
+
 def _run(options: argparse.Namespace, place: Place) -> int:
     width, height = options.size or shutil.get_terminal_size((100, 40))
     wishes = Wishes(order=options.sort, wanted=options.filter)
@@ -173,8 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Look at a daemon; the exit code."""
     options = _parser().parse_args(argv)
     try:
+        if not (options.once or options.json or options.svg):
+            need_terminal()
         return _run(options, place_of(options))
-    except (NotFound, KeyFileError, EndpointError) as error:
+    except (NoTerminal, NotFound, KeyFileError, EndpointError) as error:
         print(f"bandmaster top: {error}", file=sys.stderr)
         return USAGE
     except (DaemonLost, NoAnswer, trio.TooSlowError) as error:

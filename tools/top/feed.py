@@ -7,6 +7,7 @@ things happened; a decision is handed over once per life.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -85,6 +86,8 @@ class Feed:
     _lives: SimpleQueue[int] = field(default_factory=SimpleQueue)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+    _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    _token: trio.lowlevel.TrioToken | None = None
 
     def start(self) -> None:
         """Begin to ask."""
@@ -92,8 +95,11 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for it."""
+        """End, also amid a question that nobody answers, and wait for it."""
         self._over.set()
+        if self._token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._scope.cancel)
         if self._thread is not None:
             self._thread.join(ANSWER_WITHIN_S)
 
@@ -102,6 +108,11 @@ class Feed:
         self._lives.put(request)
 
     async def _run(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        with self._scope:
+            await self._ask_on()
+
+    async def _ask_on(self) -> None:
         async with self.place.client() as client:
             life, since = "", 0
             while not self._over.is_set():

@@ -36,6 +36,7 @@ from tools.top.palette import (
 
 WIDE_FROM = 104
 FIGURE_CELLS = 24
+THIS_LIFE = "this life  "  # what the daemon's totals count: since its process started
 
 
 def state_of(history: History) -> tuple[str, str, str]:
@@ -70,7 +71,7 @@ def head(history: History, width: int, paused: bool) -> list[Text]:
                 left.append(f"  {watched.facts.architecture}, {watched.facts.dtype}", DIM)
         right.append(f"epoch {watched.epoch['number']}", WARN if watched.epoch["restarts"] else DIM)
         if history.lives > 1:
-            right.append(f"  {history.lives} lives", WARN)
+            right.append(f"  {history.lives} lives seen", WARN)
         if width >= WIDE_FROM:
             right.append(f"  life {watched.life[:8]}", DIM)
         right.append(f"  up {age((watched.now_ns - watched.began_ns) / NS_PER_S * 1000)}", DIM)
@@ -98,7 +99,7 @@ def rates(history: History, width: int) -> list[Text]:
     cached = sum(history.watched.sums.get(name, 0) for name in ("cached_tokens",)) if history.watched else 0
     queried = history.watched.sums.get("queried_tokens", 0) if history.watched else 0
     so_far = Text.assemble(
-        ("so far  ", DIM),
+        (THIS_LIFE, DIM),
         (short(gauges.get("accepted_total", 0)), TEXT),
         (" accepted  ", DIM),
         (short(gauges.get("refused_total", 0)), BAD if gauges.get("refused_total") else TEXT),
@@ -108,6 +109,9 @@ def rates(history: History, width: int) -> list[Text]:
         (share(cached, queried), TEXT),
         (" cached", DIM),
     )
+    recovered = Text.assemble((short(gauges.get("recovered_total", 0)), TEXT), (" recovered  ", DIM))
+    if gauges.get("recovered_total") and len("rates ") + recovered.cell_len + so_far.cell_len <= width:
+        so_far = Text.assemble(so_far[: len(THIS_LIFE)], recovered, so_far[len(THIS_LIFE) :])
     found = [heading("rates", "", so_far, width)]
     cells = max(0, (width - 2) // 2 - FIGURE_CELLS)
     rows = [

@@ -45,7 +45,16 @@ WORDS = (
     ("retr", "retractions: the request gave all its memory back, keeps its output and waits again"),
     ("parked", "it keeps its memory and makes no progress until there is room"),
     ("epoch", "one life of the device memory; a new one begins when ranks were lost"),
-    ("life", "one run of the daemon's process; requests go on over lives"),
+    (
+        "life",
+        "one run of the daemon's process; requests go on over lives. Totals are of this life alone, and the lives "
+        "seen are those that this view met; `bandmaster replay check` tells all that the journal has",
+    ),
+    ("recovered", "requests of earlier lives that go on in this one; they were accepted then"),
+    (
+        "requeued",
+        "it lost its place with its ranks, or made way for a trial after that, keeps its output and waits again",
+    ),
 )
 
 
