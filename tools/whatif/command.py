@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     about = "Replay the arrivals of a recorded run under other settings, and compare."
     keys = f"KEY is one of: {', '.join(DECIDING)}. VALUE is as the flag of `bandmaster serve` reads it, or +25%, -10%."
-    parser = argparse.ArgumentParser(prog="bandmaster what-if", description=about, epilog=keys.replace("%", "%%"))
+    parser = argparse.ArgumentParser(prog="bandmaster what-if", description=about, epilog=keys)
     add = parser.add_argument
     add("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
     add("changes", nargs="*", metavar="KEY=VALUE", help="settings to change; none: only how well a replay hits")
