@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -18,8 +20,10 @@ from journal.reader import read_records
 from journal.records import Kind
 from journal.storage import DiskStorage
 from tests.daemon.daemon_process import PATIENCE_S, DaemonProcess, Outcome, request, running
+from tests.tools.top_scenes import watched
 from tools.top.command import endpoint_of, main
 from tools.top.feed import Feed, NoAnswer, Place, ask, ask_life
+from tools.top.history import History
 
 BANDS = ("--rank-option", "windows=16", "--rank-option", "state=1", "--arena-bytes", "1MiB")
 
@@ -209,6 +213,63 @@ def test_the_live_view_needs_a_terminal(
     names = {"stdin": "standard input", "stdout": "standard output", "stderr": "standard error"}
     assert f"not one: {names[without]}." in error
     assert all(form in error for form in ("--once", "--json", "--svg"))
+
+
+@pytest.mark.parametrize("form", ["--once", "--json"])
+@pytest.mark.parametrize("gone", ["full", "closed"])
+def test_output_that_does_not_arrive(
+    form: str, gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk is said in one line, a reader who has enough is not; code 1 either way."""
+
+    def seen(place: Place, interval_s: float) -> History:
+        history = History(place.name)
+        history.take(watched())
+        return history
+
+    monkeypatch.setattr("tools.top.command.observed", seen)
+    if gone == "full":
+        output = open("/dev/full", "w")  # noqa: SIM115  # closed below, where it may fail
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        output = os.fdopen(writer, "w")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", output)
+        assert main([str(tmp_path), form]) == 1
+    with contextlib.suppress(OSError):
+        output.close()
+    error = capsys.readouterr().err
+    assert error.count("\n") == (gone == "full")
+    assert ("No space left on device" in error) == (gone == "full")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("tcp://127.0.0.1:9", "pass --insecure"),
+        ("tcp://127.0.0.1", "tcp://HOST:PORT"),
+        ("tcp://h:70000", "1 to 65535"),
+        ("http://h:1", "neither ipc:// nor tcp://"),
+        (f"ipc:///{'x' * 200}", "system's limit"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_used_is_usage(where: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said in one line before anything is opened."""
+    assert main([where, "--once"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It needs some time and a place: the first is usage, the second a failure, and neither hangs."""
+    picture = str(tmp_path / "nowhere" / "top.svg")
+    for after in ("0", "-1", "nan", "soon"):
+        with pytest.raises(SystemExit, match="2"):
+            main([str(tmp_path), "--svg", picture, "--after", after])
+    assert main([str(tmp_path), "--svg", picture, "--after", "0.1", "--size", "80x24"]) == 1
+    assert "the picture cannot be written: [Errno 2]" in capsys.readouterr().err
 
 
 def test_where_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

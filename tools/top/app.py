@@ -160,6 +160,7 @@ class Top(App[None]):
         self.page = Page(self.history, wishes)  # of the history, or of a copy while the picture is paused
         self._row = 0  # where the selected request was last
         self._stays = False  # the cursor was moved: it follows its request, else it stays at the top
+        self.failed = ""  # what the caller is to say once the screen is given back
         self._picture: tuple[Path, float] | None = None
         self.feed = Feed(place, self._on_watched, self._on_lost, self._on_life, interval_s)
 
@@ -189,8 +190,11 @@ class Top(App[None]):
         self._picture = (path, after_s)
 
     def _take_picture(self, path: Path) -> None:
-        self.write_picture(path)
-        self.exit()
+        try:
+            self.write_picture(path)
+        except OSError as error:
+            self.failed = f"the picture cannot be written: {error}"
+        self.exit(return_code=1 if self.failed else 0)
 
     def write_picture(self, path: Path) -> None:
         """The screen as SVG, in whatever monospaced font the reader has: a picture fetches nothing."""

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,16 @@ import trio
 from rich.console import Console
 
 from daemon.run_dir import RunDir
+from ipc.endpoints import check_tcp, unix_path
 from ipc.errors import DaemonLost, EndpointError, KeyFileError
 from ipc.keys import load_client_keys
-from tools.output import printing
+from tools.output import OutputLost, printing
 from tools.top.feed import NoAnswer, Place, first
 from tools.top.history import History
 from tools.top.page import Page, Wishes
 from tools.top.requests import ORDERS
 
 FAILED, USAGE = 1, 2
-INTERVAL_LEAST_S, INTERVAL_MOST_S = 0.1, 60.0
 
 
 class NotFound(Exception):
@@ -54,6 +54,9 @@ def run_directories() -> list[Path]:
 def endpoint_of(where: str) -> tuple[str, str]:
     """The endpoint that a run directory, an endpoint or nothing means, and its name for people; raises NotFound."""
     if "://" in where:
+        host, _, port = where.partition("://")[2].rpartition(":")
+        if where.startswith("tcp://") and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise NotFound(f"{where} is no endpoint: tcp://HOST:PORT, with a port from 1 to 65535")
         return where, where
     if not where:
         found = run_directories()
@@ -68,9 +71,11 @@ def endpoint_of(where: str) -> tuple[str, str]:
 
 
 def place_of(options: argparse.Namespace) -> Place:
-    """Where to look, by the arguments; raises NotFound, KeyFileError and OSError."""
+    """Where to look, by the arguments; raises NotFound, KeyFileError and EndpointError."""
     endpoint, name = endpoint_of(options.where)
     keys = load_client_keys(Path(options.keys), options.client) if options.keys else None
+    check_tcp(endpoint, keys is not None, options.insecure)  # here: behind it are threads and a screen
+    unix_path(endpoint)
     return Place(endpoint, name, keys, options.insecure)
 
 
@@ -118,30 +123,37 @@ def _size(text: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not INTERVAL_LEAST_S <= seconds <= INTERVAL_MOST_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of seconds from {INTERVAL_LEAST_S:g} to {INTERVAL_MOST_S:g}"
-        )
-    return seconds
+def _seconds(least: float, most: float) -> Callable[[str], float]:
+    """A reader of seconds within bounds."""
+
+    def read(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not least <= seconds <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from {least:g} to {most:g}")
+        return seconds
+
+    return read
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bandmaster top", description="A live view of a running daemon.")
     about = "its run directory, or its endpoint; without one: the only run directory that has a live daemon"
     parser.add_argument("where", nargs="?", default="", metavar="RUN_DIR|ENDPOINT", help=about)
-    parser.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS", help="ask so often [default 1]")
+    parser.add_argument(
+        "--interval", type=_seconds(0.1, 60), default=1.0, metavar="SECONDS", help="ask so often [default 1]"
+    )
     parser.add_argument("--sort", choices=list(ORDERS), default=next(iter(ORDERS)), help="the table's order")
     parser.add_argument("--filter", default="", metavar="TEXT", help="only requests whose line contains it")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--once", action="store_true", help="print one frame and end")
     form.add_argument("--json", action="store_true", help="print one answer as JSON and end")
     form.add_argument("--svg", default="", metavar="FILE", help="write the picture after --after seconds and end")
-    parser.add_argument("--after", type=float, default=10.0, metavar="SECONDS", help="for --svg [default 10]")
+    parser.add_argument(
+        "--after", type=_seconds(0.1, 3600), default=10.0, metavar="SECONDS", help="for --svg [default 10]"
+    )
     parser.add_argument(
         "--size", type=_size, metavar="COLUMNSxLINES", help="for --once and --svg [default the terminal's]"
     )
@@ -181,6 +193,8 @@ def _run(options: argparse.Namespace, place: Place) -> int:
         app.run(headless=True, size=(width, height))
     else:
         app.run()
+    if app.failed:
+        print(f"bandmaster top: {app.failed}", file=sys.stderr)
     return app.return_code or 0
 
 
@@ -194,6 +208,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (NoTerminal, NotFound, KeyFileError, EndpointError) as error:
         print(f"bandmaster top: {error}", file=sys.stderr)
         return USAGE
+    except OutputLost as error:
+        if str(error):
+            print(f"bandmaster top: {error}", file=sys.stderr)
+        return FAILED
     except (DaemonLost, NoAnswer, trio.TooSlowError) as error:
         print(f"bandmaster top: {error}", file=sys.stderr)
         return FAILED
