@@ -1,7 +1,8 @@
 """Logs: lines of the run directory's log files, cleaned by a list of fields.
 
-Owns the list. Must never let a text through whose field is not on it: numbers stay, names get their pseudonyms, and all
-other text is left out. Of lines that are no JSON only the frames of a traceback and the name of its error stay.
+Must never let a field through that `fields` does not list: names get their pseudonyms, text of a listed field stays if
+it is of our own making, and all else is left out. Of lines that are no JSON only the frames of a traceback and the name
+of its error stay.
 """
 
 from __future__ import annotations
@@ -12,24 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.incident.pseudonyms import Names, without_folders
+from tools.incident.fields import BY_BAND, CODE, ENDS, EVENTS, FIELDS, METHODS, OF_FRONT_ENDS, ROUTES, SENTENCES, WORDS
+from tools.incident.pseudonyms import Names, without_places
 from tools.incident.values import LEFT_OUT, settings
 
 LOG_BYTES_MAX = 16 << 20  # of each file, from its end
-KEPT = frozenset(
-    (
-        "actor", "again", "band", "child", "clean", "code", "cut", "device", "dtype", "ending", "event",
-        "field", "gone", "hit_cut", "kernels", "kind", "left", "left_did", "level", "life", "line",
-        "meaning", "method", "op", "process", "reason", "right", "right_did", "runner", "signal",
-        "stage", "state", "timestamp", "torch", "transformers", "triton", "verdict",
-    )
-)  # fmt: skip
-"""Text of these fields is of our own making, or names a model, a version or a device."""
-OF_THE_DAEMON = frozenset(("error", "model", "note", "what", "while_doing", "why", "detail", "faults", "effect"))
-"""Text that is our own where it is not a front end's: there it may repeat what a client sent."""
-IDS = frozenset(("id", "ids", "request_id", "answer", "read_by"))
-FRONTENDS = frozenset(("frontend", "frontends"))
+IDS = frozenset(("id", "ids", "answer", "read_by"))
+FRONTENDS = frozenset(("frontend", "frontends", "name"))
 TRACES = frozenset(("trace", "exception"))
+CLOSED = {"event": EVENTS, "method": METHODS, "path": ROUTES, "finish_reasons": ENDS}
+"""What these fields can say; every other text of theirs is left out."""
 _STOPPED = re.compile(r"(stop token) -?\d+")
 _FRAME = re.compile(r'  File "(?P<path>[^"]*)", line (?P<line>\d+), in (?P<name>[\w<>.]+)')
 _RAISED = re.compile(
@@ -71,8 +64,11 @@ class Cleaner:
         return _of_trace(line)
 
     def _fields(self, event: dict[str, Any], own: bool) -> dict[str, Any]:
+        """Those that are listed, and how many are not."""
         own = own and event.get("process") != "frontend"
-        return {key: self._value(key, value, own) for key, value in event.items()}
+        kept = {key: self._value(key, value, own) for key, value in event.items() if _listed(key, own)}
+        left_out = len(event) - len(kept)
+        return kept | ({"fields_left_out": left_out} if left_out else {})
 
     def _value(self, key: str, value: Any, own: bool) -> Any:
         if value is None or isinstance(value, bool | int | float):
@@ -84,19 +80,31 @@ class Cleaner:
         return self._text(key, str(value), own)
 
     def _text(self, key: str, text: str, own: bool) -> str:
-        if not text or key in KEPT:
+        if not text or _is_ours(key, text, own):
             return text
         if key in IDS:
             return self._names.id(text)
+        if key == "request_id":
+            return self._names.call(text)
         if key in FRONTENDS:
             return self._names.frontend(text)
         if key in TRACES:
             return "\n".join(filter(None, map(_of_trace, text.splitlines())))
-        if key in OF_THE_DAEMON and own:
-            return _STOPPED.sub(r"\1", without_folders(text))
-        if key == "path" and text.startswith("/v1/"):
-            return text.partition("?")[0]
+        if key in SENTENCES and own:
+            return _STOPPED.sub(r"\1", without_places(text))
         return LEFT_OUT
+
+
+def _listed(key: str, own: bool) -> bool:
+    return key in FIELDS or bool(BY_BAND.fullmatch(key)) if own else key in OF_FRONT_ENDS
+
+
+def _is_ours(key: str, text: str, own: bool) -> bool:
+    """Whether a text is of our own making."""
+    closed = CLOSED.get(key)
+    if closed is not None:
+        return text in closed
+    return bool(CODE.fullmatch(text)) if key in ("code", "end") else key in WORDS
 
 
 def _of_trace(line: str) -> str | None:

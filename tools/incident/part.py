@@ -42,7 +42,8 @@ replace = msgspec.structs.replace
 Seen = Callable[[Record], None]
 SCHEMES = {
     "prefix": "two prompts are equal as far as their beginnings are, and nothing else of them is",
-    "page": "equal pages at equal places are equal whatever stands before them: the cache knew evicted paths by that",
+    "page": "two prompts are equal, page by page, as far as the beginnings of pages at equal places are, whatever "
+    "stands before those: the cache knew evicted paths by that",
 }
 
 
@@ -197,6 +198,8 @@ class JournalPart:
             shutil.rmtree(self._target)
             return failed
         self.taken.scheme = scheme
+        if tokens.unmoved:
+            self.taken.notes.append(f"{tokens.unmoved} stop ids are as they were: there was no other id to draw")
         self.taken.notes += [*redactor.notes, *excerpt.torn]
         return None
 

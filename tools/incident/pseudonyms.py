@@ -7,13 +7,14 @@ not a token further.
 
 A token is permuted among the vocabulary by a permutation that is drawn anew for each sequence of tokens in front of it
 (a Feistel network whose rounds keyed BLAKE2b draws), so what two prompts have in common behind the place where they
-parted is lost. Ids that end a request change places with one another only, end-of-text ids not even that, and ids
-outside of the vocabulary stay: requests are refused for them, and the decision names the id.
+parted is lost. Ids that end requests have drawn ids that are nobody else's, the same everywhere; end-of-text ids stay,
+and so do ids outside of the vocabulary: requests are refused for them, and the decision names the id.
 """
 
 from __future__ import annotations
 
 import math
+import platform
 import re
 import struct
 from bisect import bisect_left, bisect_right
@@ -26,6 +27,7 @@ import numpy as np
 
 NAME_CHARS_MAX = 256  # longer names are refused by the core, with their length
 DIGITS = 16  # hexadecimal digits of a pseudonym
+NUMBER_DIGITS = 8  # and of one of a number behind it
 KEY_BYTES = 32
 UNKNOWN_VOCABULARY = 1 << 31  # where no epoch says how many tokens there are
 WORD = (1 << 32) - 1
@@ -34,9 +36,18 @@ CHUNK_TOKENS = 64
 CHUNKS_MAX = 16_384
 MARK_BLOCK_TOKENS = 64  # the cache knows evicted paths by so many tokens in front of a mark, at most
 SEED_MAX = (1 << 63) - 1
+DRAWS_MAX = 64  # of images of stop ids, until none is its own
 _NUMBERED = re.compile(r"(.*)-(\d{1,6})", re.DOTALL)
-_NAMESPACE_KIND = re.compile(r"[a-z]{1,16}")
+NAMESPACE_KIND = "salt:"  # of the front end's own making; every other text in front of a colon may be a user's
 _STOPPED = re.compile(r"stop token (-?\d+)")
+_ADDRESSES = (
+    re.compile(r"\b[a-z][a-z0-9+]{1,9}://[^\s'\",;)]+"),
+    re.compile(
+        r"\[[0-9a-fA-F:.%]*:[0-9a-fA-F:.%]*\](?::\d+)?|(?<![\w:])(?:[0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])"
+    ),
+    re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.]*\w)"),
+    re.compile(r"(?<![\w.:/-])[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?:\d{2,5}(?![\d:])"),
+)
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[^\s/:;,'\"()]+)+/(?=[^\s/])")
 
 
@@ -63,10 +74,14 @@ class Names:
         return blake2b(data, digest_size=size, key=self._key, person=purpose.encode()).digest()
 
     def id(self, text: str) -> str:
-        """A request's id; the number of a prompt behind it stays, so that ids of one call are still known together."""
+        """A request's id. Ids of one call, which differ in the number at their end, begin alike: see `call`."""
         numbered = _NUMBERED.fullmatch(text)
         if numbered and numbered[1]:
-            return self._name("id", numbered[1], len(text), f"-{numbered[2]}")
+            return self._name("id", numbered[1], len(text), f"-{self._hex('id number', text)[:NUMBER_DIGITS]}")
+        return self.call(text)
+
+    def call(self, text: str) -> str:
+        """The id of a whole HTTP call: what the ids of its prompts begin with."""
         return self._name("id", text, len(text))
 
     def frontend(self, text: str) -> str:
@@ -74,11 +89,9 @@ class Names:
         return self._name("front", text, len(text))
 
     def namespace(self, text: str) -> str:
-        """A cache namespace; empty stays empty, and the kind before a colon stays."""
-        kind, colon, _ = text.partition(":")
-        if colon and _NAMESPACE_KIND.fullmatch(kind):
-            return f"{kind}:{self._name('ns', text, len(text))}"
-        return self._name("ns", text, len(text))
+        """A cache namespace; empty stays empty, and it stays to be seen that one is of a salt."""
+        kind = NAMESPACE_KIND if text.startswith(NAMESPACE_KIND) else ""
+        return kind + self._name("ns", text, len(text))
 
     def seed(self, seed: int) -> int:
         """A seed that is none of the original's tokens; one that is refused for its size stays."""
@@ -93,22 +106,38 @@ class Names:
     def _name(self, kind: str, text: str, characters: int, tail: str = "") -> str:
         if not text:
             return text
-        name = f"{kind}-{self.keyed(kind, text.encode(errors='surrogatepass'), DIGITS // 2).hex()}{tail}"
+        name = f"{kind}-{self._hex(kind, text)}{tail}"
         return name.ljust(characters, ".") if characters > NAME_CHARS_MAX else name
 
+    def _hex(self, purpose: str, text: str) -> str:
+        return self.keyed(purpose, text.encode(errors="surrogatepass"), DIGITS // 2).hex()
 
-def without_folders(text: str) -> str:
-    """Absolute paths in a text by their last part alone: folders may be named after people."""
-    return _FOLDERS.sub(".../", text)
+
+def without_places(text: str) -> str:
+    """A text of our own without what tells where: addresses, this host's name, and folders, which people name.
+
+    An address is a URL, numbers of an IP address, or anything that a colon and a port stand behind.
+    """
+    text = _FOLDERS.sub(".../", text)
+    for pattern in _ADDRESSES:
+        text = pattern.sub("(address)", text)
+    host = platform.node()
+    return re.sub(rf"(?<!\w){re.escape(host)}(?!\w)", "(host)", text) if len(host) > 1 else text
 
 
 class _Range:
-    """Ids [`low`, `high`) of which the `special` ones are left out, and permutations of the rest."""
+    """Ids [`low`, `high`), and permutations of them that take `special` ids to `images` and the rest to the rest.
 
-    def __init__(self, low: int, high: int, special: Sequence[int]) -> None:
+    Only the rest is permuted here; both are sorted, and as many within the range.
+    """
+
+    def __init__(self, low: int, high: int, special: Sequence[int], images: Sequence[int]) -> None:
         self.low, self.high = low, high
         self._special = [id for id in special if low <= id < high]
-        self._count = high - low - len(self._special)
+        images = [id for id in images if low <= id < high]
+        assert len(images) == len(self._special), f"{len(images)} images of {len(self._special)} ids"
+        self._in_front = [id - low - at for at, id in enumerate(images)]  # by image, how many of the rest are below it
+        self._count = high - low - len(images)
         self._rows = math.isqrt(max(self._count - 1, 0)) + 1
         self._columns = -(-self._count // self._rows) if self._count else 1
 
@@ -130,16 +159,7 @@ class _Range:
             right = (right + ((left * k + m & WORD) >> 16)) % columns
             at = left * columns + right
             if at < self._count:
-                return self._at(at)
-
-    def _at(self, place: int) -> int:
-        """The id in that place among those that are not special."""
-        id = self.low + place
-        for special in self._special:
-            if special > id:
-                break
-            id += 1
-        return id
+                return self.low + at + (bisect_right(self._in_front, at) if special else 0)
 
 
 class Tokens:
@@ -163,18 +183,28 @@ class Tokens:
         eos = set(eos_ids)
         special = sorted({id for id in {*stop_ids, *eos} if 0 <= id < bounds[-1]})
         self._bounds = bounds
-        self._ranges = [_Range(low, high, special) for low, high in pairwise(bounds)]
-        self._special = {id: id for id in special if id in eos}
-        self._exchange([id for id in special if id not in eos])
+        fixed = [id for id in special if id in eos]
+        self._special = {id: id for id in fixed}
+        self.unmoved = 0  # stop ids for which nothing else could be drawn
+        for low, high in pairwise(bounds):
+            self._special |= self._drawn(low, high, fixed, [id for id in special if low <= id < high and id not in eos])
+        images = sorted(self._special.values())
+        self._ranges = [_Range(low, high, special, images) for low, high in pairwise(bounds)]
         self._blocks = sorted({*block_sizes, MARK_BLOCK_TOKENS}) if block_sizes else []
         self._chunks: dict[tuple[Tip, bytes], tuple[bytes, Tip]] = {}
 
-    def _exchange(self, ids: list[int]) -> None:
-        """Ids that end requests take each other's places, within their range."""
-        for one in self._ranges:
-            ours = [id for id in ids if one.low <= id < one.high]
-            drawn = sorted(ours, key=lambda id: self._names.keyed("stop id", id.to_bytes(8, "little")))
-            self._special |= dict(zip(ours, drawn, strict=True))
+    def _drawn(self, low: int, high: int, fixed: list[int], ids: list[int]) -> dict[int, int]:
+        """Ids of a range that stand for stop ids: any of it but the fixed ones, none for itself, if it can be."""
+        others = _Range(low, high, fixed, fixed)
+        drawn: dict[int, int] = {}
+        for again in range(DRAWS_MAX if ids else 0):
+            purpose = b"%d.%d" % (low, again)
+            rounds = _ROUNDS.unpack(self._names.keyed("stop ids", purpose, _ROUNDS.size))
+            drawn = {id: others.permuted(rounds, id) for id in ids}
+            if all(id != image for id, image in drawn.items()):
+                break
+        self.unmoved += sum(id == image for id, image in drawn.items())
+        return drawn
 
     def root(self, namespace: str, what: bytes = b"") -> Tip:
         """The beginning of all sequences of a namespace; with `what` of a sequence of its own."""
@@ -193,7 +223,7 @@ class Tokens:
 
     def detail(self, text: str) -> str:
         """Why a choice ended, in words; some name the id, or a file."""
-        return _STOPPED.sub(lambda found: f"stop token {self.stop_id(int(found[1]))}", without_folders(text))
+        return _STOPPED.sub(lambda found: f"stop token {self.stop_id(int(found[1]))}", without_places(text))
 
     def one(self, tip: Tip, token: int) -> tuple[int, Tip]:
         """The next token of a sequence, and the sequence's new end."""

@@ -31,7 +31,7 @@ from journal.reader import Record
 from journal.records import DECISION_VERSION, INPUT_KINDS, Closed, Digested, Kind, Opened, Snapshotted
 from journal.segment import digest
 from journal.snapshots import Body, Header, encode_body
-from tools.incident.pseudonyms import Tip, without_folders
+from tools.incident.pseudonyms import Tip, without_places
 from tools.incident.state import Tips, redact
 from tools.incident.values import Known, Values, row_logprobs, shape_of_forward
 from tools.replica import factories
@@ -217,9 +217,9 @@ class Redactor:
         if isinstance(item, inputs.FrontEndLost):
             return replace(item, frontend=names.frontend(item.frontend)), []
         if isinstance(item, inputs.EpochEnded):
-            return replace(item, why=without_folders(item.why)), []
+            return replace(item, why=without_places(item.why)), []
         if isinstance(item, inputs.JournalDegraded):
-            return replace(item, what=without_folders(item.what)), []
+            return replace(item, what=without_places(item.what)), []
         assert isinstance(item, WITHOUT_CONTENT), f"nobody said what of {type(item).__name__} is a user's"
         return item, []
 

@@ -26,6 +26,7 @@ replace = msgspec.structs.replace
 LEFT_OUT = "(left out)"
 SETTINGS_KEPT = frozenset(("int", "fraction", "bytes", "seconds", "switch", "choice", "secret"))
 """Kinds of settings whose values say nothing of users: a secret's is whether it is set."""
+SETTINGS_OF_PLACES = frozenset(("port",))
 SETTINGS_NAMED = frozenset(("served_model_name", "eviction_policy", "pp_layers", "rank_option"))
 
 
@@ -137,11 +138,16 @@ def settings(said: Mapping[str, str]) -> dict[str, str]:
     for key, value in said.items():
         if kinds.get(key) == "path" and value:
             kept[key] = f".../{value.rstrip('/').rpartition('/')[2]}" if key == "model" else LEFT_OUT
-        elif not value or kinds.get(key) in SETTINGS_KEPT or rows.get(key) in SETTINGS_NAMED:
+        elif not value or _kept(key, kinds.get(key, ""), rows.get(key, "")):
             kept[key] = value
         else:
             kept[key] = LEFT_OUT
     return kept
+
+
+def _kept(key: str, kind: str, attribute: str) -> bool:
+    """Whether a setting's value tells nothing of users or places."""
+    return key not in SETTINGS_OF_PLACES and (kind in SETTINGS_KEPT or attribute in SETTINGS_NAMED)
 
 
 # --- log probabilities -------------------------------------------------------------------------------------------
