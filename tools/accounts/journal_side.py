@@ -23,12 +23,12 @@ from daemon.core.state import ENDED_GROUPS_MAX, CoreState
 from journal.reader import Record
 from journal.records import INPUT_KINDS, Closed, Kind, Opened
 from tools.accounts.finding import Findings
+from tools.verdicts import LOSES_ROW
 
 ENDED_AS = {Event.FINISH: "finished", Event.ABORT: "aborted", Event.FAIL: "failed"}
 DECODED = frozenset(
     {Kind.OPENED, Kind.ARRIVED, Kind.RECOVERED, Kind.ACKNOWLEDGED, Kind.FRONT_END_LOST, Kind.DECIDED, Kind.CLOSED}
 )
-WAIT_AGAIN = frozenset({Verdict.RETRACTED, Verdict.REQUEUED, Verdict.RESUMED})
 Key = tuple[str, str]  # front end and id
 ACCOUNT_TOTALS = ("received", "refused", "accepted", "recovered", "finished", "aborted", "failed", "repeated")
 
@@ -237,7 +237,7 @@ class JournalCount:
             self._ends(record, item)
         elif item.verdict == Verdict.ADMITTED:
             life.holding.add(number)
-        elif item.verdict in WAIT_AGAIN:
+        elif item.verdict in LOSES_ROW:
             life.holding.discard(number)
 
     def _answered(self, record: Record, item: Decided) -> None:

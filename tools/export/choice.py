@@ -10,7 +10,7 @@ life took over of it. Steps and reports are of many requests at once and are cho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,12 +42,54 @@ OF_REQUESTS = frozenset(
 
 
 class UnknownKind(ValueError):
-    """A kind that no record has."""
+    """A kind that no record has, or none at all."""
+
+
+class Missing(Exception):
+    """The journal does not have what was asked for."""
+
+
+@dataclass(slots=True)
+class Sought:
+    """Whether a request is in the records that were seen; 0 asks for none."""
+
+    request: int
+    found: bool = False
+    highest: int = 0  # number of a request that was met
+
+    def take(self, record: Record) -> None:
+        """Called with every record, until the request is found."""
+        if self.found or not self.request or record.kind not in (Kind.DECIDED, Kind.RECOVERED):
+            return
+        said: Any = record.decode()
+        if isinstance(said, Recovered):
+            self.groups(said.groups)
+        elif said.verdict == Verdict.ACCEPTED:
+            self._numbers(said.request, said.numbers.get("n", 1))
+        else:
+            self.found = self.request in (said.request, said.by)
+
+    def groups(self, groups: Sequence[RecoveredGroup]) -> None:
+        """What a life took over, or a snapshot holds."""
+        for group in groups:
+            self._numbers(group.accepted.first_request, group.accepted.n)
+
+    def require(self, read_through: int) -> None:
+        """Raise Missing where it was not there up to that record."""
+        if self.request and not self.found:
+            there = f"the highest there is {self.highest}" if self.highest else "none was accepted there"
+            raise Missing(f"the journal has no request {self.request} up to record {read_through}; {there}")
+
+    def _numbers(self, first: int, n: int) -> None:
+        self.highest = max(self.highest, first + n - 1)
+        self.found |= first <= self.request < first + n
 
 
 def kinds_named(names: list[str]) -> frozenset[Kind]:
     """The kinds that were asked for, each argument one or several with commas between; raises UnknownKind."""
     asked = [name.strip().lower() for argument in names for name in argument.split(",") if name.strip()]
+    if not all(argument.strip(" ,") for argument in names):
+        raise UnknownKind(f"--kind names no kind; there are {', '.join(sorted(set(NAMES)))}")
     strange = [name for name in asked if name not in NAMES]
     if strange:
         raise UnknownKind(f"no record is of kind {', '.join(strange)}; there are {', '.join(sorted(set(NAMES)))}")

@@ -3,7 +3,7 @@
     bandmaster export DIR [--format jsonl|perfetto] [-o FILE]
 
 Owns the command line and the walk. Must never write into the journal's directory, and never holds more than the record
-at hand and what lives at it. Exit code 0: all of it; 1: what was written did not arrive; 2: usage; 4: the journal is
+at hand and what lives at it. Exit code 0: all of it; 1: what was written did not arrive; 2: usage, or not there; 4: the journal is
 damaged, and what is sound before the damage was exported (`--past-damage`: all that is sound).
 """
 
@@ -22,17 +22,16 @@ from journal.recovery import Decision
 from journal.segment import segment_behind
 from journal.snapshots import Body, Header
 from journal.storage import DiskStorage
-from tools.export.choice import Choice, UnknownKind, kinds_named
+from tools.export.choice import Choice, Missing, Sought, UnknownKind, kinds_named
 from tools.export.events import Events
 from tools.export.output import BadPlace, Write, opened
 from tools.export.plain import fields
 from tools.export.tracks import Trace
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.output import OutputLost
+from tools.output import OutputLost, lost
 from tools.replay import start_of
 
 DONE = 0
-LOST = 1
 USAGE = 2
 DAMAGED = 4
 DIGITS_MAX = 19
@@ -76,15 +75,16 @@ def tracks(
         events.close(trace.end())
 
 
-def _read(walk: Walk, seen: Callable[[Record], None]) -> Iterator[Record]:
+def _read(walk: Walk, seen: Callable[[Record], None], sought: Sought) -> Iterator[Record]:
     for record in walk.records():
         seen(record)
+        sought.take(record)
         yield record
 
 
 def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -> tuple[list[str], bool]:
-    """Export; notes for people, and whether the journal is damaged."""
-    trace, notes, damaged = options.format == "perfetto", list[str](), False
+    """Export; notes for people, and whether the journal is damaged. Raises Missing."""
+    trace, notes = options.format == "perfetto", list[str]()
     start = None
     if trace:  # a journal whose beginning was trimmed begins in the midst of requests: its snapshot says of which
         start, notes = start_of(storage, None, from_snapshot=False)
@@ -92,18 +92,25 @@ def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -
     skip = choice.first - 1 if not trace and choice.first > 1 and not choice.request else 0
     first = segment_behind(storage, start[0].sequence if start else skip) if start or skip else 0
     walk = Walk(storage, first=first, tolerant=options.past_damage)
+    sought = Sought(choice.request)
+    if start is not None:
+        sought.groups(start[1].groups)
     with opened(options.output, storage.directory) as write, ReadingProgress(storage, "exporting") as seen:
         try:
             if trace:
-                tracks(_read(walk, seen), choice, write, start, options.arena)
+                tracks(_read(walk, seen, sought), choice, write, start, options.arena)
             else:
-                lines(_read(walk, seen), choice, write)
+                lines(_read(walk, seen, sought), choice, write)
         except JournalDamaged as error:
             notes.append(f"exported up to sequence {walk.at.sequence}; what is behind is not sound: {error}")
-    refuse_foreign(walk)
+        refuse_foreign(walk)
+        damaged = any(found.row.decision is Decision.REFUSE for found in walk.findings)
+        if not damaged:
+            sought.require(walk.at.sequence)
+    if choice.first > walk.at.sequence:
+        notes.append(f"nothing was exported: the journal ends at {walk.at.sequence}, before --from {choice.first}")
     for found in walk.findings:
         refused = found.row.decision is Decision.REFUSE
-        damaged |= refused
         if (refused and options.past_damage) or found.row.decision is Decision.CUT_TORN:
             notes.append(found.text())
     return notes, damaged
@@ -137,16 +144,18 @@ def main(argv: list[str] | None = None) -> int:
     if options.kind and options.format == "perfetto":
         print("bandmaster export: a trace is made of all kinds; --kind goes with --format jsonl", file=sys.stderr)
         return USAGE
+    if 0 < options.last < options.first:
+        text = f"--from {options.first} is behind --to {options.last}: there is no record between them"
+        print(f"bandmaster export: {text}", file=sys.stderr)
+        return USAGE
     try:
         choice = Choice(kinds_named(options.kind), options.first, options.last, options.request)
         notes, damaged = _export(open_directory(options.directory), choice, options)
-    except (NoJournal, UnknownKind, BadPlace) as error:
+    except (NoJournal, UnknownKind, BadPlace, Missing) as error:
         print(f"bandmaster export: {error}", file=sys.stderr)
         return USAGE
     except OutputLost as error:
-        if str(error):
-            print(f"bandmaster export: {error}", file=sys.stderr)
-        return LOST
+        return lost("bandmaster export", error)
     except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
         print(f"bandmaster export: {error}", file=sys.stderr)
         return DAMAGED

@@ -1,7 +1,7 @@
 """Output: where an export goes, a file or standard output, compressed by the file's suffix.
 
-Owns the opening and the closing. Must never write into a journal's directory. Invariant: a file that was not finished
-does not get its name.
+Owns the opening and the closing. Must never write into a journal's directory, nor replace what is no regular file.
+Invariant: a file that was not finished does not get its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import IO, cast
 
 import zstandard
 
-from tools.output import printing
+from tools import result_files
+from tools.output import OutputLost, printing
 
 GZIP_LEVEL = 6
 ZSTD_LEVEL = 6
@@ -32,7 +33,7 @@ class BadPlace(Exception):
 def opened(path: str, journal: Path) -> Iterator[Write]:
     """What takes the bytes: `path`, or standard output where it is empty or `-`.
 
-    Raises BadPlace, OSError, and OutputLost where standard output is gone.
+    Raises BadPlace, and OutputLost where what was written did not arrive.
     """
     if path in ("", "-"):
         with printing():
@@ -40,17 +41,32 @@ def opened(path: str, journal: Path) -> Iterator[Write]:
             sys.stdout.buffer.flush()
         return
     target = Path(path).absolute()
-    if target.parent.resolve() == journal.resolve():
+    if journal.resolve() in (target.parent.resolve(), Path(os.path.realpath(target)).parent):
         raise BadPlace(f"{path} is in the journal's own directory, which is never written to; choose another place")
     if target.is_dir():
         raise BadPlace(f"{path} is a directory; name a file")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    if not target.parent.is_dir():
+        raise BadPlace(f"{path}: there is no directory {target.parent}")
+    theirs: OSError | None = None  # of the journal that is read meanwhile
     try:
-        with temporary.open("wb") as file, _packed(target.suffix, file) as packed:
-            yield packed.write
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with result_files.writing(target) as file, _packed(target.suffix, file) as packed:
+            try:
+                yield _telling(path, packed.write)
+            except OSError as error:
+                theirs = error
+                raise
+    except OSError as error:
+        raise theirs or OutputLost(f"{path} cannot be written: {error}") from error
+
+
+def _telling(path: str, write: Write) -> Write:
+    def told(data: bytes) -> object:
+        try:
+            return write(data)
+        except OSError as error:
+            raise OutputLost(f"{path} cannot be written: {error}") from error
+
+    return told
 
 
 @contextmanager

@@ -35,6 +35,7 @@ AGAIN: dict[str, str] = {
     Verdict.RETRACTED: "waits again: retracted",
     Verdict.REQUEUED: "waits again: its ranks were lost",
     Verdict.RECOVERED: "waits again: the daemon was restarted",
+    Verdict.RESUMED: "waits again: its client came back with other tokens",
 }
 BEGUN: dict[State, str] = {
     State.WAITING: WAITS,
@@ -122,9 +123,9 @@ class Trace:
             if record.kind in INPUT_KINDS:
                 self._clock.at(payload.now_ns)
             take(payload)
-        elif record.kind == Kind.TICKED:
-            tick: Any = record.decode()
-            self._clock.at(tick.now_ns)
+        elif record.kind in INPUT_KINDS:
+            item: Any = record.decode()
+            self._clock.at(item.now_ns)
 
     def end(self) -> dict[str, Any]:
         """The journal ends here: so does everything that goes on; what to say of the trace."""

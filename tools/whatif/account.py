@@ -23,9 +23,9 @@ from daemon.core.inputs import Arrived, Input, RecoveredGroup
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict
 from ipc.messages import EXPLICIT, Accepted, Finished, Forward, Refused
+from tools.verdicts import WAITS_AGAIN
 
 NS_PER_MS = 1e6
-QUEUES_AGAIN = frozenset({Verdict.RETRACTED, Verdict.REQUEUED, Verdict.RECOVERED})
 COUNTED = {Verdict.RETRACTED: "retractions", Verdict.PARKED: "parks", Verdict.REQUEUED: "requeues"}
 
 
@@ -157,7 +157,7 @@ class Account:
                 one.started = True
                 self.counts["cached_tokens"] += numbers.get("cached_tokens", 0)
                 self.counts["started_prompt_tokens"] += numbers["tokens"]
-        elif verdict in QUEUES_AGAIN and one.queued_ns < 0:
+        elif verdict in WAITS_AGAIN and one.queued_ns < 0:
             one.queued_ns = now_ns
 
     def _waited(self, one: _Live) -> int:
