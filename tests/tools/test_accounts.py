@@ -24,7 +24,7 @@ from tools.accounts import command
 from tools.accounts.check import Checker, Result
 from tools.accounts.log_side import LogLines
 from tools.accounts.metrics_side import NoScrape, Scrape, read_scrape
-from tools.accounts.plants import PLANTS, try_plant
+from tools.accounts.plants import PLANTS, Found, try_plant
 from tools.accounts.simulated import simulate
 
 LIFE = "a" * 32
@@ -344,6 +344,22 @@ def test_a_planted_fault_is_found(name: str) -> None:
     planted = next(one for one in PLANTS if one.name == name)
     found = try_plant(planted)
     assert found.found, found.result.findings
+
+
+def test_another_finding_than_the_expected_one_is_none() -> None:
+    """Of the right side in other words, in the right words of another side or in another life: not what was planted."""
+    planted = next(one for one in PLANTS if one.name == "not_followed")
+    words = "request 7, ended (length) has no line"
+    for between, life, text, found in (
+        ("log", 2, words, True),
+        ("log", 2, "finished is 3 in the log and 4 in the journal", False),
+        ("metrics", 2, words, False),
+        ("log", 1, words, False),
+    ):
+        result = Result()
+        result.findings.add("journal", 1, 1, "something else")
+        result.findings.add(between, life, 9, text)
+        assert Found(planted, result).found == found
 
 
 def test_usage_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

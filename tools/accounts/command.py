@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console
@@ -29,7 +30,7 @@ from tools.accounts.check import Result
 from tools.accounts.directory import NoMetrics, alive, check_directory, scrape_for, scrape_socket
 from tools.accounts.metrics_side import Scrape
 from tools.accounts.show import as_json, show
-from tools.journal_files import Foreign, NoJournal
+from tools.journal_files import Foreign, NoJournal, open_directory
 from tools.output import OutputLost, printing
 
 AGREED, DIFFERS, USAGE, DAMAGED = 0, 1, 2, 4
@@ -91,6 +92,8 @@ def _check_usage(options: argparse.Namespace) -> None:
         raise BadUsage(f"--simulate {options.simulate}: at least 1 request")
     if (options.url or options.seconds or options.log) and not options.directory:
         raise BadUsage("--url, --for and --log belong to a RUN_DIR")
+    if options.url and not _is_address(options.url):
+        raise BadUsage(f"--url {options.url}: write it like http://127.0.0.1:8000")
     if options.seconds and not options.url:
         raise BadUsage("--for needs the --url of a front end")
     if options.keep and not options.simulate:
@@ -99,8 +102,19 @@ def _check_usage(options: argparse.Namespace) -> None:
         raise BadUsage(f"--keep {options.keep}: there is something in it; name a new directory")
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _directory(options: argparse.Namespace) -> int:
     scrapes: list[Scrape] = []
+    open_directory(options.directory)  # before a daemon is looked for: what is no journal is refused as everywhere
+    if options.log and not Path(options.log).is_file():
+        raise BadUsage(f"--log {options.log}: there is no such file")
     living = alive(options.directory)
     if options.url:
         with _bar() as progress:
@@ -144,9 +158,8 @@ def _plants(options: argparse.Namespace) -> int:
     with _bar() as progress:
         for planted in progress.track(chosen, description="plants"):
             found = try_plant(planted, options.seed)
-            kept = [one for one in found.result.findings.kept if one.between == planted.between]
-            first = kept[0].text if kept else ""
-            where = f"life {kept[0].life}, record {kept[0].sequence}" if kept else ""
+            one = found.expected
+            first, where = (one.text, f"life {one.life}, record {one.sequence}") if one is not None else ("", "")
             rows.append(
                 {"plant": planted.name, "what": planted.about, "found": found.found, "where": where, "first": first}
             )

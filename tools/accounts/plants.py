@@ -5,6 +5,7 @@ Owns the table. Must never be part of a daemon that serves. Some of these the da
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -20,6 +21,7 @@ from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
 from ipc.messages import Finished
 from tools.accounts.check import Result
+from tools.accounts.finding import Finding
 from tools.accounts.simulated import simulate
 from tools.accounts.world.world import Plant
 
@@ -30,13 +32,18 @@ EACH = 20  # every so many events one is wrong
 
 
 class Planted(NamedTuple):
-    """One fault: what is wrong, who then counts otherwise than the others, and the planting, made anew for each run."""
+    """One fault: what is wrong, and the planting, made anew for each run.
+
+    It must be found as what it is: of the side `between`, in words that match `says`, not before life `life`.
+    """
 
     name: str
     about: str
     between: str
+    says: str
     make: Callable[[], Plant]
     fates: tuple[str, ...] = FATES
+    life: int = 1
 
 
 class WrongLog:
@@ -210,7 +217,15 @@ def _ahead() -> Plant:
 
 def _not_followed() -> Plant:
     def plant(daemon: Daemon) -> None:
-        daemon.observer._recovered = lambda item: None  # type: ignore[method-assign]
+        observer = daemon.observer
+        finished = observer._finished
+
+        def finished_wrong(now_ns: int, message: Finished) -> None:
+            if message.request in observer._times:
+                finished(now_ns, message)
+
+        observer._recovered = lambda item: None  # type: ignore[method-assign]
+        observer._finished = finished_wrong  # type: ignore[method-assign]
 
     return plant
 
@@ -273,21 +288,110 @@ def _decision_changed() -> Plant:
 
 
 PLANTS = (
-    Planted("replies_counted", "ends are counted again where they are only told again", "metrics", _replies_counted),
-    Planted("line_lost", "some lines `Finished` are dropped in silence", "log", _line_lost),
-    Planted("line_twice", "some lines `Accepted` are written twice", "log", _line_twice),
-    Planted("lines_swapped", "an end is told one request late", "log", _lines_swapped),
-    Planted("resumed_as_refused", "who resumes what is not known is logged as refused", "log", _resumed_as_refused),
-    Planted("abort_not_counted", "of several aborted choices one is not counted", "metrics", _abort_not_counted),
-    Planted("refused_once", "a refused request counts one, whatever its choices", "metrics", _refused_once),
-    Planted("live_by_request", "the gauge of live ones counts requests, not choices", "metrics", _live_by_request),
-    Planted("carried_over", "counters go on over the daemon's lives", "metrics", _carried_over),
-    Planted("ahead", "metrics name a record that they are ahead of", "metrics", _ahead),
-    Planted("not_followed", "requests of an earlier life end without a line", "log", _not_followed),
-    Planted("observer_fails", "an error within the metrics costs an iteration", "metrics", _observer_fails),
-    Planted("wrong_reason", "ends by a stop token are counted as ends by length", "metrics", _wrong_reason),
-    Planted("decision_lost", "an end is not in the journal", "journal", _decision_lost, ("rest",)),
-    Planted("decision_changed", "a refusal in the journal has one choice, not its own", "journal", _decision_changed),
+    Planted(
+        "replies_counted",
+        "ends are counted again where they are only told again",
+        "metrics",
+        r"ends by reason are .* in the metrics",
+        _replies_counted,
+    ),
+    Planted(
+        "line_lost",
+        "some lines `Finished` are dropped in silence",
+        "log",
+        r"request \d+, ended \(\w+\) has no line",
+        _line_lost,
+    ),
+    Planted(
+        "line_twice",
+        "some lines `Accepted` are written twice",
+        "log",
+        r"the line of request \d+, accepted has no record",
+        _line_twice,
+    ),
+    Planted(
+        "lines_swapped",
+        "an end is told one request late",
+        "log",
+        r"the line of request \d+, ended \(\w+\) has no record",
+        _lines_swapped,
+    ),
+    Planted(
+        "resumed_as_refused",
+        "who resumes what is not known is logged as refused",
+        "log",
+        r"the line of the refusal of .* \(unknown_request\) has no record",
+        _resumed_as_refused,
+    ),
+    Planted(
+        "abort_not_counted",
+        "of several aborted choices one is not counted",
+        "metrics",
+        r"aborted is \d+ in the metrics",
+        _abort_not_counted,
+    ),
+    Planted(
+        "refused_once",
+        "a refused request counts one, whatever its choices",
+        "metrics",
+        r"refused is \d+ in the metrics",
+        _refused_once,
+    ),
+    Planted(
+        "live_by_request",
+        "the gauge of live ones counts requests, not choices",
+        "metrics",
+        r"live is \d+, waiting \+ holding is \d+",
+        _live_by_request,
+    ),
+    Planted(
+        "carried_over",
+        "counters go on over the daemon's lives",
+        "metrics",
+        r"received is \d+ in the metrics",
+        _carried_over,
+        life=2,
+    ),
+    Planted(
+        "ahead", "metrics name a record that they are ahead of", "metrics", r"received is \d+ in the metrics", _ahead
+    ),
+    Planted(
+        "not_followed",
+        "requests of an earlier life end without a line",
+        "log",
+        r"request \d+, ended \(\w+\) has no line",
+        _not_followed,
+        life=2,
+    ),
+    Planted(
+        "observer_fails",
+        "an error within the metrics costs an iteration",
+        "metrics",
+        r"\d+ failures within metrics and log themselves",
+        _observer_fails,
+    ),
+    Planted(
+        "wrong_reason",
+        "ends by a stop token are counted as ends by length",
+        "metrics",
+        r"ends by reason are (?!.*'stop'.* in the metrics).* in the metrics, .*'stop'",
+        _wrong_reason,
+    ),
+    Planted(
+        "decision_lost",
+        "an end is not in the journal",
+        "journal",
+        r"Closed says (finished|aborted|failed) \d+",
+        _decision_lost,
+        ("rest",),
+    ),
+    Planted(
+        "decision_changed",
+        "a refusal in the journal has one choice, not its own",
+        "journal",
+        r"has \d+ choices, its decision says 1",
+        _decision_changed,
+    ),
 )
 
 
@@ -298,9 +402,17 @@ class Found(NamedTuple):
     result: Result
 
     @property
+    def expected(self) -> Finding | None:
+        """The first finding that says of the right side what was planted, and not before it can be seen."""
+        planted = self.planted
+        kept = self.result.findings.kept
+        told = [one for one in kept if one.between == planted.between and re.search(planted.says, one.text)]
+        return told[0] if told and told[0].life >= planted.life else None
+
+    @property
     def found(self) -> bool:
-        """Somebody counts otherwise than the others, and it is said of the one it is about."""
-        return any(one.between == self.planted.between for one in self.result.findings.kept)
+        """It was found as what it is; that something else was found does not count."""
+        return self.expected is not None
 
 
 def try_plant(planted: Planted, seed: int = 1, requests: int = REQUESTS) -> Found:
