@@ -13,8 +13,9 @@ import pytest
 
 from allocator.columns import i64, pack_i64
 from tools.incident import fields
-from tools.incident.logs import LEFT_OUT, Cleaner
+from tools.incident.logs import Cleaner
 from tools.incident.pseudonyms import KEY_BYTES, Names, Tokens, without_places
+from tools.incident.values import LEFT_OUT
 
 ROOT = Path(__file__).parents[2]
 NAMES = Names(bytes(KEY_BYTES))
@@ -24,8 +25,8 @@ LEFT = {"peer", "text", "endpoint", "url", "run_dir", "path", "spec", "exc_info"
 """Fields of log lines that are left out of a daemon's, as they may name places or repeat what somebody sent."""
 
 
-def cleaned(own: bool = True, **event: Any) -> dict[str, Any]:
-    line = Cleaner(NAMES).line(json.dumps(event), own)
+def cleaned(**event: Any) -> dict[str, Any]:
+    line = Cleaner(NAMES).line(json.dumps(event))
     assert line is not None
     result: dict[str, Any] = json.loads(line)
     return result
@@ -145,7 +146,11 @@ def test_of_a_daemon_unlisted_fields_are_left_out() -> None:
     line = cleaned(event="Finished", port=8177, host="acme", request=4, id="acme-1", why="no answer of 10.0.0.5:80")
     said = {"event": "Finished", "request": 4, "id": NAMES.id("acme-1"), "why": "no answer of (address)"}
     assert line == said | {"fields_left_out": 2}
-    status = {"bands": {"full": [1, 2], "acme": [3]}, "frontends": [{"name": "acme"}], "freed_units_full": 7}
+    status: dict[str, Any] = {
+        "bands": {"full": [1, 2], "acme": [3]},
+        "frontends": [{"name": "acme"}],
+        "freed_units_full": 7,
+    }
     line = cleaned(**status)
     assert line["bands"] == {"full": [1, 2], "fields_left_out": 1}
     assert line["frontends"] == [{"name": NAMES.frontend("acme")}]
@@ -185,3 +190,34 @@ def test_prompts_keep_their_length_with_drawn_stop_ids() -> None:
     mapped = i64(tokens.column(tokens.root("a"), pack_i64(column.tolist()))[0])
     assert ((mapped == tokens.stop_id(7)) == (column == 7)).all()
     assert ((mapped == 2) == (column == 2)).all()
+
+
+@pytest.mark.parametrize(
+    ("page_size", "begins"), [(16, [496, 1008]), (64, [448, 960]), (256, [448, 960]), (48, [480, 1008])]
+)
+def test_the_second_scheme_keeps_only_what_evicted_paths_are_known_by(page_size: int, begins: list[int]) -> None:
+    """Behind another first token everything is another, but for the tokens right before each mark."""
+    tokens = Tokens(NAMES, [VOCABULARY], [2], [], [page_size])
+    rest = np.random.default_rng(2).integers(3, VOCABULARY, 1300).tolist()
+
+    def mapped(first: int, behind: list[int], root: str = "a", at: int = 0) -> Any:
+        parts = [first, *behind[:at]], [first, *behind][at + 1 :]
+        one, tip = tokens.column(tokens.root(root), pack_i64(parts[0]))
+        return i64(one + tokens.column(tip, pack_i64(parts[1]))[0])
+
+    same = mapped(5, rest) == mapped(6, rest)
+    begin, second = begins
+    window = np.array([begin <= at < 512 or second <= at < 1024 for at in range(1301)])
+    assert same[window].all()
+    assert same[~window].sum() <= 2, "by chance"
+    other = list(rest)
+    other[begin + 2] += 1
+    same = mapped(5, rest) == mapped(5, other)
+    assert same[: begin + 3].all()
+    assert not same[begin + 3]
+    assert same[begin + 3 : 512].sum() <= 1
+    assert same[512:second].sum() <= 1, "behind the mark the whole prompt counts again"
+    assert same[second:1024].all()
+    assert (mapped(5, rest) == mapped(5, rest, "b")).sum() <= 2
+    for at in (1, 100, begin + 3, 511, 512, 700):
+        assert (mapped(5, rest, at=at) == mapped(5, rest)).all()

@@ -225,7 +225,7 @@ def _not_followed() -> Plant:
                 finished(now_ns, message)
 
         observer._recovered = lambda item: None  # type: ignore[method-assign]
-        observer._finished = finished_wrong  # type: ignore[method-assign]
+        observer._finished = finished_wrong  # type: ignore[method-assign, assignment]
 
     return plant
 

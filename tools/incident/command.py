@@ -5,7 +5,8 @@
 Owns the command line, the archive and its list of contents. Must never write into the run directory, and never put into
 an archive what was not redacted, unless that was asked for. Works beside a live daemon, behind a dead one, and on a
 damaged journal. Exit code 0: the archive is there and its journal replays; 1: it is there, but replay of its journal
-differs, as its summary says; 2: usage, or nothing to take; 4: it is there, and the journal is damaged.
+differs, as its summary says, or it or what is told about it could not be written; 2: usage, or nothing to take; 4: it
+is there, and the journal is damaged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,13 @@ from daemon.versions import versions
 from journal.errors import JournalError
 from journal.records import DECISION_VERSION, SCHEMA_VERSION
 from journal.storage import DiskStorage
+from tools import result_files
 from tools.incident import logs, machine, summary
 from tools.incident.excerpt import Excerpt, beginnings
 from tools.incident.part import SCHEMES, JournalPart, Nothing, fresh_names
 from tools.incident.pseudonyms import Names
 from tools.journal_files import NoJournal, ReadingProgress, open_directory
+from tools.output import OutputLost, lost, printing
 from tools.replay import in_words, replay_directory
 
 DONE = 0
@@ -84,8 +88,8 @@ def _checked(journal: Path) -> tuple[str, bool]:
     """Whether the archive's journal replays, in words."""
     try:
         verdict = replay_directory(str(journal))
-    except (JournalError, msgspec.ValidationError, OSError, ValueError) as error:
-        return f"it was not replayed to its end: {error}", False
+    except (NoJournal, JournalError, msgspec.ValidationError, OSError, ValueError) as error:
+        return f"it was not replayed to its end: {_without(str(error), str(journal.parent))}", False
     if verdict.divergence is not None:
         return f"replay check differs: {in_words(verdict.divergence)}", False
     counts = verdict.counts
@@ -95,19 +99,21 @@ def _checked(journal: Path) -> tuple[str, bool]:
     )
 
 
+def _without(text: str, place: str) -> str:
+    """A text that does not name where the archive's files stand meanwhile."""
+    return text.replace(f"{place}{os.sep}", "") if place else text
+
+
 def pack(folder: Path, target: Path, name: str) -> int:
-    """Write the folder as a `.tar.zst`, readable by its owner alone; returns its bytes. Raises OSError."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    """Write the folder as a `.tar.zst`, readable by its owner alone; returns its bytes. Raises OutputLost."""
     try:
-        with os.fdopen(handle, "wb") as file:
+        with result_files.writing(target, private=True) as file:
             packed = zstandard.ZstdCompressor(level=LEVEL).stream_writer(file, closefd=False)
             with packed, tarfile.open(fileobj=packed, mode="w|") as archive:
                 archive.add(folder, name, filter=_anonymous)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return target.stat().st_size
+            return packed.tell()
+    except OSError as error:
+        raise OutputLost(f"{target} cannot be written: {error}") from error
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -120,8 +126,8 @@ def _target(output: str, run_dir: Path, name: str) -> Path:
     target = Path(output or f"{name}.tar.zst").absolute()
     if target.is_dir():
         target /= f"{name}.tar.zst"
-    place = target.parent.resolve()
-    if run_dir.resolve() in (place, *place.parents):
+    places = [target.parent.resolve(), Path(os.path.realpath(target)).parent]
+    if any(run_dir.resolve() in (place, *place.parents) for place in places):
         raise BadPlace(f"{target} lies in the run directory, which is never written to; choose another place with -o")
     if not target.parent.is_dir():
         raise BadPlace(f"{target.parent} is no directory")
@@ -155,23 +161,30 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     run_dir = Path(options.directory)
     name = f"incident-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    place = ""
     try:
         target = _target(options.output, run_dir, name)
-        with tempfile.TemporaryDirectory(prefix=".incident-", dir=target.parent) as place:
+        beside = target.parent if result_files.is_regular(target) else None  # a device's folder is no place for files
+        with tempfile.TemporaryDirectory(prefix=".incident-", dir=beside) as place:
             folder = Path(place) / name
             folder.mkdir()
             contents = gather(run_dir, folder, options.last, None if options.include_prompts else fresh_names())
             size = pack(folder, target, name)
+        # An archive that goes to standard output stays one: what is told about it goes beside.
+        aside = redirect_stdout(sys.stderr) if result_files.is_standard_output(target) else nullcontext()
+        with aside, printing():
+            if options.json:
+                print(json.dumps(contents | {"archive": str(target), "archive_bytes": size}))
+            else:
+                _show(contents, target, size)
+    except OutputLost as error:
+        return lost("bandmaster incident", error)
     except (NoJournal, Nothing, BadPlace) as error:
         print(f"bandmaster incident: {error}", file=sys.stderr)
         return USAGE
     except (JournalError, msgspec.MsgspecError, OSError) as error:
-        print(f"bandmaster incident: {error}", file=sys.stderr)
+        print(f"bandmaster incident: {_without(str(error), place)}", file=sys.stderr)
         return DAMAGED
-    if options.json:
-        print(json.dumps(contents | {"archive": str(target), "archive_bytes": size}))
-    else:
-        _show(contents, target, size)
     if contents["journal"]["damaged"]:
         return DAMAGED
     return DONE if contents["replays"] else DIFFERS

@@ -49,7 +49,7 @@ FIELDS = frozenset(
         "losses", "lost_tokens", "mark", "matched_tokens", "max_output", "max_tokens", "meaning", "model",
         "monotonic_ns", "most", "n", "name", "next", "next_priority", "next_redo_tokens", "next_request",
         "note", "number", "numpy", "of", "op", "open_requests", "others", "output_tokens", "own_priority",
-        "pages", "patience_s", "pause_s", "pause_us", "pid", "pin_ms", "pins_dropped_total",
+        "pages", "parked", "patience_s", "pause_s", "pause_us", "pid", "pin_ms", "pins_dropped_total",
         "pins_refused_total", "policy", "prefilling", "priority", "process", "processed_through", "progress",
         "prompt_tokens", "protected", "queried_tokens", "queue", "queue_ms", "queued", "queued_messages",
         "rank", "ranks", "reach_tokens", "read_by", "ready", "reason", "reasons", "recomputed_tokens",

@@ -42,8 +42,8 @@ replace = msgspec.structs.replace
 Seen = Callable[[Record], None]
 SCHEMES = {
     "prefix": "two prompts are equal as far as their beginnings are, and nothing else of them is",
-    "page": "two prompts are equal, page by page, as far as the beginnings of pages at equal places are, whatever "
-    "stands before those: the cache knew evicted paths by that",
+    "page": "two prompts are equal as far as their beginnings are; so is, whatever stands in front of it, the last "
+    "page (at most 64 tokens) before each 512th token: the cache knew evicted paths by that",
 }
 
 
@@ -128,22 +128,27 @@ class JournalPart:
     def _redact(self, names: Names) -> None:
         """Try until a part is followed to its end: by the first scheme, by the second, from a later beginning."""
         excerpt, known = self._first_reading()
-        failed: CannotFollow | None = None
-        for scheme in SCHEMES:
-            failed = self._attempt(names, scheme, excerpt, known, 0)
-            if failed is None:
-                break
+        failed = self._attempts(names, excerpt, known)
         while failed is not None:
             said = f"record {failed.sequence} cannot be redacted so that it replays ({failed})"
             later = self._later(failed.sequence)
             if later is None:
                 self.taken.notes.append(f"{said}; it and what is behind it are left out")
-                self._attempt(names, "page", excerpt, known, failed.sequence)
+                self._attempts(names, excerpt, known, failed.sequence)
                 return
             self.taken.notes.append(f"{said}; what is in front of a later snapshot is left out")
             self._at = later
             excerpt, known = self._first_reading()
-            failed = self._attempt(names, "page", excerpt, known, 0)
+            failed = self._attempts(names, excerpt, known)
+
+    def _attempts(self, names: Names, excerpt: Excerpt, known: Known, before: int = 0) -> CannotFollow | None:
+        """Redact the part up to a record by the first scheme that leads there; what stopped the last one."""
+        failed: CannotFollow | None = None
+        for scheme in SCHEMES:
+            failed = self._attempt(names, scheme, excerpt, known, before)
+            if failed is None:
+                break
+        return failed
 
     def _first_reading(self) -> tuple[Excerpt, Known]:
         """Read the part once, and again from behind its damage, if it has any and can begin there."""

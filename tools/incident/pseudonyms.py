@@ -3,7 +3,7 @@
 Owns the keyed functions. Must never keep the key beyond its process, nor write it anywhere: without it nothing can be
 turned back, and a guess cannot be checked. Invariants: equal names have equal pseudonyms and unequal ones unequal;
 token sequences keep exactly what a prefix cache sees of them: two of them are equal as far as their originals are, and
-not a token further.
+not a token further, but by chance and where an id stands that ends requests; for the second scheme see `Tokens`.
 
 A token is permuted among the vocabulary by a permutation that is drawn anew for each sequence of tokens in front of it
 (a Feistel network whose rounds keyed BLAKE2b draws), so what two prompts have in common behind the place where they
@@ -25,6 +25,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from daemon.core.tree_paths import _known_from
+from daemon.core.visits import GHOST_TOKENS, MARK_TOKENS
+
 NAME_CHARS_MAX = 256  # longer names are refused by the core, with their length
 DIGITS = 16  # hexadecimal digits of a pseudonym
 NUMBER_DIGITS = 8  # and of one of a number behind it
@@ -34,7 +37,6 @@ WORD = (1 << 32) - 1
 _ROUNDS = struct.Struct("<12I")  # six rounds of a Feistel network, a factor and a summand each
 CHUNK_TOKENS = 64
 CHUNKS_MAX = 16_384
-MARK_BLOCK_TOKENS = 64  # the cache knows evicted paths by so many tokens in front of a mark, at most
 SEED_MAX = (1 << 63) - 1
 DRAWS_MAX = 64  # of images of stop ids, until none is its own
 _NUMBERED = re.compile(r"(.*)-(\d{1,6})", re.DOTALL)
@@ -54,12 +56,14 @@ _FOLDERS = re.compile(r"(?<![\w.])(?:/[^\s/:;,'\"()]+)+/(?=[^\s/])")
 class Tip(NamedTuple):
     """The end of a token sequence: what the permutation of the next token is drawn from, and how many there are.
 
-    `root` is the key that the sequence began with.
+    `root` is the key that the sequence began with, `chain` the one that all of its tokens lead to: `key` but for places
+    at which the second scheme forgets what came before.
     """
 
     key: bytes
     position: int
     root: bytes
+    chain: bytes
 
 
 class Names:
@@ -166,8 +170,9 @@ class Tokens:
     """Pseudonyms of token sequences.
 
     `vocabularies` are the sizes that epochs had, `eos_ids` those of their models, `stop_ids` what requests end at.
-    `block_sizes`: page sizes of the lives, for the second scheme, in which a sequence begins anew with every page:
-    equal pages in equal places stay equal, whatever stands in front of them. Empty: the first scheme.
+    `page_sizes`: those of the lives, for the second scheme. The cache knows an evicted path by its tokens right before
+    a mark, so these begin anew: they stay equal as far as they were from their beginning on, whatever stands in front
+    of them. Empty: the first scheme.
     """
 
     def __init__(
@@ -176,7 +181,7 @@ class Tokens:
         vocabularies: Iterable[int] = (),
         eos_ids: Iterable[int] = (),
         stop_ids: Iterable[int] = (),
-        block_sizes: Iterable[int] = (),
+        page_sizes: Iterable[int] = (),
     ) -> None:
         self._names = names
         bounds = [0, *sorted({size for size in vocabularies if size > 0} or {UNKNOWN_VOCABULARY})]
@@ -190,7 +195,7 @@ class Tokens:
             self._special |= self._drawn(low, high, fixed, [id for id in special if low <= id < high and id not in eos])
         images = sorted(self._special.values())
         self._ranges = [_Range(low, high, special, images) for low, high in pairwise(bounds)]
-        self._blocks = sorted({*block_sizes, MARK_BLOCK_TOKENS}) if block_sizes else []
+        self._page_sizes = sorted(set(page_sizes))
         self._chunks: dict[tuple[Tip, bytes], tuple[bytes, Tip]] = {}
 
     def _drawn(self, low: int, high: int, fixed: list[int], ids: list[int]) -> dict[int, int]:
@@ -206,10 +211,17 @@ class Tokens:
         self.unmoved += sum(id == image for id, image in drawn.items())
         return drawn
 
+    def _begins(self, position: int) -> set[int]:
+        """Where the tokens begin, for each size of pages, by which a path is known at the next mark."""
+        mark = position // MARK_TOKENS * MARK_TOKENS + MARK_TOKENS
+        if position < mark - GHOST_TOKENS:
+            return {mark}
+        return {_known_from(mark, size) for size in self._page_sizes}
+
     def root(self, namespace: str, what: bytes = b"") -> Tip:
         """The beginning of all sequences of a namespace; with `what` of a sequence of its own."""
         key = self._names.keyed("root", namespace.encode(errors="surrogatepass") + b"\0" + what)
-        return Tip(key, 0, key)
+        return Tip(key, 0, key, key)
 
     def stop_id(self, id: int) -> int:
         """An id that ends a request."""
@@ -255,8 +267,8 @@ class Tokens:
 
         Of each end's key a hash gives the permutation of the next token and, apart from it, what the next key comes of.
         """
-        key, position, root = tip
-        special, bounds, ranges, blocks = self._special, self._bounds, self._ranges, self._blocks
+        key, position, root, chain = tip
+        special, bounds, ranges, sizes = self._special, self._bounds, self._ranges, self._page_sizes
         mapped = []
         for token in tokens:
             drawn = blake2b(key, digest_size=64).digest()
@@ -268,8 +280,19 @@ class Tokens:
             else:
                 mapped.append(token)
             position += 1
-            if blocks and any(position % size == 0 for size in blocks):
-                key = self._names.keyed("block", root + position.to_bytes(8, "little"))
-            else:
-                key = blake2b(drawn[:16] + token.to_bytes(8, "little", signed=True), digest_size=16).digest()
-        return mapped, Tip(key, position, root)
+            before, key = key, _behind(drawn, token)
+            if not sizes:
+                chain = key
+                continue
+            chain = key if before == chain else _behind(blake2b(chain, digest_size=64).digest(), token)
+            begins = self._begins(position)
+            if position in begins:
+                key = self._names.keyed("anew", root + position.to_bytes(8, "little"))
+            elif position < min(begins):
+                key = chain
+        return mapped, Tip(key, position, root, chain)
+
+
+def _behind(drawn: bytes, token: int) -> bytes:
+    """The key behind one more token."""
+    return blake2b(drawn[:16] + token.to_bytes(8, "little", signed=True), digest_size=16).digest()
