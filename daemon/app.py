@@ -396,7 +396,8 @@ class Daemon:
         self._failure = cause
         expected = exit_code_of(cause) != Exit.INTERNAL  # its sentence says it all; the trace is in the crash file
         self._log.error("Failed", actor=name, error=str(cause), exc_info=None if expected else error)
-        self._dump(name, error)
+        if exit_code_of(cause) != Exit.USAGE:  # a refused setting is no crash
+            self._dump(name, error)
         if isinstance(cause, LastLoss):
             self.engine.fault(str(cause), cause.records)
         else:

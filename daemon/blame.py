@@ -14,7 +14,8 @@ from daemon.exits import DaemonError, Exit
 from ipc.rank_id import RankId, rank_name
 
 PEER_GONE = "GroupBroken"  # a Fault that begins so says that a peer is gone or late, not that this rank is wrong
-REFUSED = ("BadOption", "UnsupportedModel")  # ... that what it was told to do cannot be done: it would say so again
+REFUSED = {"BadOption": Exit.USAGE, "UnsupportedModel": Exit.BOOT}
+"""... that what it was told to do cannot be done: it would say so again; and as what a first boot then ends."""
 
 
 class Mark(IntEnum):
@@ -34,8 +35,8 @@ class Mark(IntEnum):
 class RankLost(DaemonError):
     """A rank is gone, frozen or wrong; the text names it and says how that was noticed."""
 
-    def __init__(self, rank: RankId | None, what: str, code: Exit = Exit.RANK, refused: bool = False) -> None:
-        """`refused`: it said that it cannot do what the settings say."""
+    def __init__(self, rank: RankId | None, what: str, code: Exit = Exit.RANK, refused: Exit | None = None) -> None:
+        """`refused`: it said that it cannot do what the settings say; the exit code that this is in a first boot."""
         who = "a rank" if rank is None else rank_name(rank)
         super().__init__(code, f"{who} {what}")
         self.rank = rank
@@ -47,6 +48,11 @@ class Sign(NamedTuple):
 
     mark: Mark
     error: DaemonError
+
+
+def refusal(what: str) -> Exit | None:
+    """What a Fault is in a first boot if it says that the settings cannot be followed; None for any other."""
+    return next((code for name, code in REFUSED.items() if what.startswith(name)), None)
 
 
 def fault_mark(what: str) -> Mark:

@@ -182,9 +182,13 @@ class Epochs:
 
     def _give_up_a_first_boot(self, cause: DaemonError, records: list[Digested | Divergence]) -> None:
         """Where nothing would be lost, what is wrong with the set-up is better said at once."""
-        refused = isinstance(cause, RankLost) and cause.refused  # placed ranks too: whoever starts them must know
-        if (self._ranks.spawns or refused) and not self._engine.live():
-            raise LastLoss(Exit.BOOT if cause.code == Exit.RANK else cause.code, self.last_loss, records) from cause
+        refused = cause.refused if isinstance(cause, RankLost) else None
+        if self._engine.live() or (
+            refused is None and not self._ranks.spawns
+        ):  # who places ranks must know of a refusal
+            return
+        code = refused or (Exit.BOOT if cause.code == Exit.RANK else cause.code)
+        raise LastLoss(code, self.last_loss, records) from cause
 
     def _pause_s(self, cause: DaemonError, progressed: bool, records: list[Digested | Divergence]) -> float:
         now_s = trio.current_time()

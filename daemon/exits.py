@@ -28,7 +28,7 @@ EXIT_TEXT: dict[Exit, str] = {
     Exit.CLEAN: "stopped in order: every accepted request has its end, the journal is closed",
     Exit.INTERNAL: "an actor of the daemon failed, its trace is in `logs/crash-ACTOR.txt` of the run directory; or its "
     "loop hung, and all stacks are in `logs/hang.txt`; requests go on in the next life",
-    Exit.USAGE: "a setting or argument was refused; nothing was started",
+    Exit.USAGE: "a setting or argument was refused, by a rank at the latest when it loads; nothing was served",
     Exit.RANK: "ranks were lost more often than `--epoch-restarts-max` allows; every request ended with reason fault",
     Exit.JOURNAL: "the journal is damaged, busy or could not be written; requests go on in the next life",
     Exit.IN_USE: "the run directory belongs to processes that are alive; they are named",

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import trio
 
-from daemon.blame import REFUSED, Mark, RankLost, Sign, fault_mark, judge
+from daemon.blame import Mark, RankLost, Sign, fault_mark, judge, refusal
 from daemon.exits import DaemonError, Exit
 from daemon.settings_table import Settings
 from ipc.messages import Explained, Fault, Ready
@@ -74,8 +74,8 @@ class RankWatch:
 
     def fault(self, rank: RankId, fault: Fault) -> None:
         """A rank says why it cannot go on."""
-        refused = fault.what.startswith(REFUSED)
-        what = fault.what if refused and not fault.seq else f"failed at step {fault.seq}: {fault.what}"
+        refused = refusal(fault.what)
+        what = fault.what if refused is not None and not fault.seq else f"failed at step {fault.seq}: {fault.what}"
         self.sign(fault_mark(fault.what), RankLost(rank, what, self.code, refused))
 
     # --- progress

@@ -238,9 +238,8 @@ class RankSupervisor:
         elif isinstance(message, Explained):
             watch.note_explained(rank, message)
         elif isinstance(message, Fault):
-            self._log.error(
-                "RankFault", stage=rank[0], rank=rank[1], step=message.seq, what=message.what, trace=message.trace
-            )
+            trace = {"trace": message.trace} if message.trace else {}  # a refused setting says it all
+            self._log.error("RankFault", stage=rank[0], rank=rank[1], step=message.seq, what=message.what, **trace)
             watch.fault(rank, message)
         else:
             assert isinstance(message, Heartbeat), f"unexpected {type(message).__name__}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import traceback
 from typing import NamedTuple
 
 import structlog
@@ -32,7 +31,7 @@ from daemon.rank.errors import BadOption, RankError, StepRefused
 from daemon.rank.faults import faulty_runner
 from daemon.rank.runner import Prepared, Runner, open_runner
 from daemon.rank.step_worker import StepWorker
-from daemon.rank.work_thread import BeginWork, Begun, Diverged, Failed, Product, WorkThread
+from daemon.rank.work_thread import BeginWork, Begun, Diverged, Failed, Product, WorkThread, failure
 from ipc.errors import Dismissed
 from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, RankSettings, Ready, Report, Step, Stop
 from ipc.rank_stream import RankStream
@@ -184,7 +183,7 @@ class RankLoop:
 
     async def _fault(self, failed: Failed) -> None:
         self._exit_code = EXIT_FAULT
-        log.error("fault", seq=failed.seq, what=failed.what, trace=failed.trace)
+        log.error("fault", seq=failed.seq, what=failed.what, **({"trace": failed.trace} if failed.trace else {}))
         await self._stream.send(Fault(*self._place, failed.seq, failed.what, failed.trace))
         await trio.sleep(FAULT_LINGER_S)
 
@@ -225,7 +224,7 @@ def _failed(group: ExceptionGroup[RankError], seq: int) -> Failed:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return Failed(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)), seq)
+    return failure(error, seq)
 
 
 def check_geometry(geometry: Geometry, stage: int, prepared: Prepared) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from daemon.rank.errors import BadOption
 from daemon.rank.runner import Prepared, Runner
 from daemon.rank.step_worker import InFlight, StepWorker
 from ipc.messages import Report, Step, StepTrace
@@ -46,6 +47,14 @@ class Diverged(NamedTuple):
 
 
 Work = Step | BeginWork | Runner | None
+
+
+def failure(error: BaseException, seq: int) -> Failed:
+    """An error as the daemon is told; a setting that is refused needs no traceback, it says what was asked for."""
+    trace = "" if isinstance(error, BadOption) else "".join(traceback.format_exception(error))
+    return Failed(f"{type(error).__name__}: {error}", trace, seq)
+
+
 Product = Report | Prepared | Begun | Diverged | Failed
 
 
@@ -84,7 +93,7 @@ class WorkThread:
             while self._turn():
                 pass
         except BaseException as error:
-            self._deliver(Failed(f"{type(error).__name__}: {error}", traceback.format_exc(), self._seq))
+            self._deliver(failure(error, self._seq))
 
     def _turn(self) -> bool:
         """One piece of work or one finished forward; False when told to end."""

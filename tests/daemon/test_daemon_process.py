@@ -72,12 +72,28 @@ async def test_strange_bytes_at_the_ranks_socket_are_counted_and_said_once(tmp_p
 
 async def test_a_rank_that_cannot_start_says_why(tmp_path: Path) -> None:
     """The daemon's own error line and the crash file repeat the rank's last error, of this life."""
-    for name in ("zork", "mumble"):
-        daemon = DaemonProcess(tmp_path / "run", "--rank-option", f"{name}=1")
+    for window in (4000, 5000):
+        shape = ("--rank-option", f"windows={window}", "--rank-option", "depth=50")
+        daemon = DaemonProcess(tmp_path / "run", *shape, "--arena-bytes", "1MiB")
         assert await daemon.code() == Exit.BOOT
         failed = daemon.lines("Failed")[-1]["error"]
         for text in (failed, (tmp_path / "run" / "logs" / "crash-ranks.txt").read_text()):
-            assert f"unknown option '{name}' of the modeled runner; it has " in text
+            assert "the memory budget of 1,048,576 bytes" in text
+            assert f"floor: window:{window} " in text
+
+
+async def test_an_option_that_a_rank_refuses_is_usage(tmp_path: Path) -> None:
+    """Code 2 with one clear error, and no traceback anywhere: not in the logs, and there is no crash file."""
+    for option, said in (("zork=1", "unknown option 'zork'"), ("full=2", "full=2, state=0 and blind=0 are 0 or 1")):
+        run_dir = tmp_path / option
+        daemon = DaemonProcess(run_dir, "--rank-option", option)
+        assert await daemon.code() == Exit.USAGE
+        (failed,) = daemon.lines("Failed")
+        assert failed["error"].startswith("rank 0.0 BadOption: ")
+        assert said in failed["error"]
+        written = [daemon.output.read_text(), *(path.read_text() for path in (run_dir / "logs").iterdir())]
+        assert not any("Traceback" in text for text in written)
+        assert not (run_dir / "logs" / "crash-ranks.txt").exists()
 
 
 async def test_X7_the_drain_timeout_ends_what_is_left(tmp_path: Path) -> None:
@@ -216,7 +232,7 @@ async def test_an_orphaned_daemon_ends_no_request(tmp_path: Path) -> None:
 
 
 async def test_what_refuses_to_start_says_why(tmp_path: Path) -> None:
-    """A second owner exits 5 naming the first, a bad setting 2, a damaged journal 4, a rank that cannot load 6."""
+    """A second owner exits 5 naming the first, a bad setting 2, a damaged journal 4, a rank with a bad option 2."""
     run_dir = tmp_path / "run"
     async with running(run_dir) as (daemon, _):
         second = DaemonProcess(run_dir)
@@ -228,7 +244,7 @@ async def test_what_refuses_to_start_says_why(tmp_path: Path) -> None:
         daemon.send(signal.SIGINT)
         assert await daemon.code() == Exit.CLEAN
     unbootable = DaemonProcess(tmp_path / "other", "--rank-option", "vocab_size=none")
-    assert await unbootable.code() == Exit.BOOT
+    assert await unbootable.code() == Exit.USAGE
     assert leftovers(tmp_path / "other") == ["journal", "logs"]
     segment = next((run_dir / "journal").glob("*.kvj"))
     data = bytearray(segment.read_bytes())

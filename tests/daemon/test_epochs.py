@@ -125,15 +125,18 @@ async def test_a_first_boot_that_fails_is_given_up(autojump_clock: trio.testing.
 
 
 async def test_settings_that_a_placed_rank_cannot_use_are_a_failed_boot(autojump_clock: trio.testing.MockClock) -> None:
-    """Before or after the first epoch began, but before any report: code 6 at once, nothing is tried again."""
-    for boots, code in ((False, Exit.BOOT), (True, Exit.RANK)):
-        bad = RankLost((0, 0), "BadOption: no place to meet", code, refused=True)
+    """Before or after the first epoch began, but before any report: its code at once, nothing is tried again."""
+    cases = ((False, Exit.BOOT, Exit.USAGE), (True, Exit.RANK, Exit.USAGE), (False, Exit.BOOT, Exit.BOOT))
+    for boots, code, refused in cases:
+        bad = RankLost((0, 0), "BadOption: no place to meet", code, refused)
         scripted = Scripted([(boots, bad)], live=0, spawns=False)
         scripted.mark, scripted.reported_seq = Mark.FAULT, 0
         with pytest.raises(LastLoss, match="no place to meet") as caught:
             await run_to_the_end(scripted)
-        assert caught.value.code == Exit.BOOT
+        assert caught.value.code == refused
         assert scripted.names().count("run") == 1
+    waits = Scripted([(False, bad)], live=1, spawns=False)
+    assert (await run_to_the_end(waits)).number == 2, "requests of an earlier life are not given up for a setting"
 
 
 async def test_the_last_loss_brings_its_records(autojump_clock: trio.testing.MockClock) -> None:

@@ -81,7 +81,8 @@ async def test_nobody_is_blamed_for_our_own_sleep() -> None:
 
 async def test_a_rank_that_cannot_do_what_it_was_told_refuses() -> None:
     """A wrong setting is told from a death by the error that it names."""
-    for what, refused in (("BadOption: rendezvous", True), ("UnsupportedModel: x", True), ("RuntimeError: y", False)):
+    cases = (("BadOption: rendezvous", Exit.USAGE), ("UnsupportedModel: x", Exit.BOOT), ("RuntimeError: y", None))
+    for what, refused in cases:
         made = watch()
         made.fault((0, 1), Fault(0, 1, 0, what, ""))
         assert judge(made.signs).error.refused is refused  # type: ignore[attr-defined]

@@ -191,7 +191,7 @@ async def test_ranks_are_told_of_an_end_that_is_hurried_too(tmp_path: Path) -> N
 
 
 async def test_ranks_that_are_not_told_where_to_meet_say_so_at_once(tmp_path: Path) -> None:
-    """By hand without --rendezvous or MASTER_ADDR: the first boot failed, code 6; who had joined ends with 2."""
+    """By hand without --rendezvous or MASTER_ADDR: code 2, the daemon's and that of who had joined."""
     endpoint, keys, run_dir = f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys", tmp_path / "run"
     make_keys(keys, ["rank", "frontend"])
     flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", endpoint, "--keys", str(keys)]
@@ -199,7 +199,7 @@ async def test_ranks_that_are_not_told_where_to_meet_say_so_at_once(tmp_path: Pa
     with placed(endpoint, keys, tmp_path / "ranks.out", meet=False) as ranks:
         try:
             with trio.fail_after(PATIENCE_S):
-                assert await daemon.code() == Exit.BOOT
+                assert await daemon.code() == Exit.USAGE
                 codes = await codes_of(ranks)
         finally:
             daemon.kill()
