@@ -22,11 +22,12 @@ from daemon.core.outputs import Decided
 from ipc.messages import Generate, ModelFacts, Sampling, Step
 from journal.reader import Walk
 from journal.records import Kind
+from journal.snapshots import snapshot_names
 from journal.storage import DiskStorage
-from tests.tools.view_scenes import pressed, stages_behind_steps, troubled
+from tests.tools.view_scenes import DATED_NS, Dated, pressed, stages_behind_steps, troubled
 from tools.trim import main as trim
 from tools.view.arena import COUNTS, Arena
-from tools.view.command import Range, follow, range_of
+from tools.view.command import Range, follow, main, range_of
 from tools.view.film import STEP_COLUMNS, Film
 from tools.view.heat import POINTS, ROWS, ActiveAt, boards, heat, pieces
 from tools.view.pack import Column, bytes_of, pack_columns, read_columns, text_of
@@ -367,6 +368,28 @@ def test_a_trimmed_journal_is_shown_from_its_snapshot(tmp_path: Path) -> None:
         other = full[at + cut]
         for ours, theirs in ((board.codes, other.codes), (board.ids, other.ids)):
             assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_times_of_a_trimmed_journal_count_from_the_first_record_that_is_shown(tmp_path: Path) -> None:
+    """A real clock counts from 1970, and a snapshot says no time: the page's times begin at its first record all the
+    same, also where a range begins there or behind it.
+    """
+    directory, page = troubled(tmp_path / "j", snapshot_bytes=18_000, made=Dated), tmp_path / "page.html"
+    whole = follow(DiskStorage(directory), Range())[0]
+    assert trim([str(directory)]) in (0, 1)
+    times = {r.sequence: getattr(r.decode(), "now_ns", None) for r in Walk(DiskStorage(directory)).records()}
+    times = {at: now_ns for at, now_ns in times.items() if now_ns is not None}
+    oldest, *_, newest = snapshot_names(DiskStorage(directory).names())
+    for first, behind in ((0, oldest), (newest + 1, newest), (newest + 40, newest)):
+        film = follow(DiskStorage(directory), Range(first))[0]
+        shown = [now_ns for at, now_ns in times.items() if at >= (first or behind + 1)]
+        before = [now_ns for at, now_ns in times.items() if behind < at <= first]
+        assert film.start_ns == (before[-1] if before else shown[0]) > DATED_NS
+        assert film.us == (shown[-1] - film.start_ns) // 1_000 < 1_000_000
+        late = (film.start_ns - whole.start_ns) // 1_000
+        assert list(film.steps["us"]) == [us - late for us in whole.steps["us"][-film.position :]]
+        assert main([str(directory), "-o", str(page), *(["--from", str(first)] if first else [])]) == 0
+    assert b"2096-10-02T" in page.read_bytes()
 
 
 def test_a_rank_that_lays_out_otherwise_is_marked(tmp_path: Path) -> None:

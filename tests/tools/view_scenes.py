@@ -19,6 +19,7 @@ from tests.tools.simulate_world import conversations, write
 from tools.replica import StageReplica
 from tools.simulate import command
 
+DATED_NS = 4_000_000_000 * 1_000_000_000  # in 2096: snapshots of the world have the machine's own time, which is less
 BANDS = ["--band", "full=4096/page", "--band", "window:128=4096/page", "--band", "state:256=9000/slot"]
 SETTINGS = ["--page-size", "16", "--max-running-requests", "8", "--no-bound", "--json", "--block-tokens", "64"]
 
@@ -32,9 +33,18 @@ def pressed(directory: Path, requests: int = 40) -> Path:
     return journal
 
 
-def troubled(directory: Path, snapshot_bytes: int = 0) -> Path:
+class Dated(World):
+    """A world whose clock is that of a real daemon: nanoseconds since 1970."""
+
+    def now(self) -> int:
+        """The next millisecond."""
+        self.now_ns = max(self.now_ns, DATED_NS)
+        return super().now()
+
+
+def troubled(directory: Path, snapshot_bytes: int = 0, made: type[World] = World) -> Path:
     """Two lives on two stages: the first loses an epoch and is cut off, the second closes."""
-    world = World(DiskStorage(directory), 3, "a", snapshot_bytes=snapshot_bytes)
+    world = made(DiskStorage(directory), 3, "a", snapshot_bytes=snapshot_bytes)
     for _ in range(60):
         world.iterate()
     world.end_epoch(1)
@@ -44,7 +54,7 @@ def troubled(directory: Path, snapshot_bytes: int = 0) -> Path:
     world.writer.sync()
     world.writer.close()
     world.writer.storage.unlock()
-    second = World(DiskStorage(directory), 4, "b", snapshot_bytes=snapshot_bytes)
+    second = made(DiskStorage(directory), 4, "b", snapshot_bytes=snapshot_bytes)
     for _ in range(60):
         second.iterate()
     second.close()

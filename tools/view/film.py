@@ -135,7 +135,7 @@ class Film:
     def take(self, record: Record) -> None:
         """Follow one record."""
         if not self._shows and record.sequence >= self._first_sequence:
-            self._show()
+            self._show(record)
         self.records += 1
         self.last_sequence = record.sequence
         known = self._others.get(Kind(record.kind))
@@ -147,7 +147,7 @@ class Film:
     def end(self, damage: Sequence[str]) -> None:
         """The records end here; `damage` is what was cut off behind them."""
         if not self._shows:
-            self._show()
+            self._show(None)
         for text in damage:
             self._mark("damage", text)
         if not damage and not self._closed:
@@ -281,11 +281,14 @@ class Film:
         if self.start_ns < 0:
             self.start_ns = self._now_ns
 
-    def _show(self) -> None:
-        """What follows is shown; what was before is where it begins."""
+    def _show(self, first: Record | None) -> None:
+        """What follows is shown, `first` first; what was before is where it begins."""
         self._shows = True
+        now_ns = getattr(first.decode(), "now_ns", None) if first is not None else None  # a step has no time
+        if now_ns is not None:
+            self._time(now_ns)
         self.requests.forget_before(self.us)
-        self.start_ns = self._now_ns
+        self.start_ns = self._now_ns if self.start_ns >= 0 else -1  # behind a snapshot no time was heard yet
         self.marks.clear()
         if self._arena is not None:
             self._began(self._arena)
