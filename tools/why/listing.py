@@ -1,7 +1,8 @@
 """Listing: which requests of a journal are worth asking for: refused, failed, those that waited or were retracted most.
 
-Owns what is kept of each request while it lives, and of the worst ones behind that. Reads decisions alone and feeds no
-core. Must never hold more than the live requests and the `most` worst of each kind, however long the journal is.
+Owns what is kept of each request while it lives, and of the worst ones behind that. Reads decisions alone, feeds no
+core, and so names a cause of waiting only where a decision about the request itself does. Must never hold more than the
+live requests and the `most` worst of each kind, however long the journal is.
 """
 
 from __future__ import annotations
@@ -21,41 +22,21 @@ from tools.why.causes import cause_of
 from tools.why.ends import ENDS, FAILED, REFUSALS
 from tools.why.nouns import milliseconds, units
 from tools.why.summary import BACK
-from tools.why.waits import BEHIND, for_what
+from tools.why.waits import for_what
 
 LEFT = "left"  # the end of a request that the next life did not take over
-
-
 STOPS = frozenset({"memory", "protected", "rows", "budget", "throttled", "parked"})
-"""What a pass ends for: everybody behind waits for that too."""
-
-
-class Head:
-    """For what the first of the queue waits, and how long it did in all: who is behind it adds what passed since."""
-
-    def __init__(self) -> None:
-        self._totals: Counter[str] = Counter()
-        self._why, self._since_ns = "", 0
-
-    def waits(self, why: str, now_ns: int) -> None:
-        """It waits for this from now on."""
-        self.until(now_ns)
-        self._why = why
-
-    def set_back(self, now_ns: int) -> None:
-        """A new life's clock is behind that of the life before."""
-        self._since_ns = now_ns
-
-    def until(self, now_ns: int) -> Counter[str]:
-        """Time passed: what it has waited so far, by reason."""
-        self._totals[f"{BEHIND}{self._why}" if self._why else "queue"] += max(now_ns - self._since_ns, 0)
-        self._since_ns = max(now_ns, self._since_ns)
-        return self._totals.copy()
+"""What a pass ends for: everybody behind waits for its turn."""
+UNSAID = "queue"
+"""What it waited for where no decision says it: its turn, whatever for, or the next step. Only passes know."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One request in numbers. `waits` are nanoseconds by what it waited for; `end` is empty while it lives."""
+    """One request in numbers; `end` is empty while it lives.
+
+    `waits` are nanoseconds by what it waited for, as decisions about itself say it.
+    """
 
     request: int
     id: str
@@ -70,9 +51,8 @@ class Entry:
     took_ns: int = 0
     end: str = ""
     cause: str = ""
-    why: str = "queue"  # what it waits for now; empty while it has its place
+    why: str = UNSAID  # what it waits for now; empty while it has its place
     since_ns: int = 0
-    head: Counter[str] = field(default_factory=Counter)  # what the first of the queue had waited then
     started: bool = False  # `cached_tokens` is of its first start: later ones find its own tokens too
 
     @property
@@ -80,14 +60,11 @@ class Entry:
         """All its waiting."""
         return self.waits.total()
 
-    def until(self, now_ns: int, head: Head) -> None:
+    def until(self, now_ns: int) -> None:
         """Time passed."""
-        waited = head.until(now_ns)
-        if self.why == "queue":
-            self.waits += waited - self.head
-        elif self.why:
+        if self.why:
             self.waits[self.why] += max(now_ns - self.since_ns, 0)
-        self.since_ns, self.head = max(now_ns, self.since_ns), waited
+        self.since_ns = max(now_ns, self.since_ns)
 
     def plain(self) -> dict[str, Any]:
         """As plain values."""
@@ -158,7 +135,6 @@ class Listing:
         self.ends: Counter[str] = Counter()
         self.accepted = self.records = 0
         self.live: dict[int, Entry] = {}
-        self._head = Head()
         self._looked_at: set[int] = set()  # requests that passes came to, and left for a reason of their own
         self._arrived: Arrived | None = None
         self._input: Any = None
@@ -175,7 +151,7 @@ class Listing:
                     tokens = len(group.generate.prompt) // 8
                     entry = Entry(number, group.generate.id, group.arrived_ns, tokens, since_ns=group.arrived_ns)
                     entry.retractions, entry.cached_tokens = left.retractions, left.cached_tokens
-                    entry.why, entry.started = "" if left.started else "queue", left.started
+                    entry.why, entry.started = "" if left.started else UNSAID, left.started
                     self.live[number] = entry
 
     def take(self, record: Record) -> None:
@@ -193,7 +169,7 @@ class Listing:
         """The journal ends here; what lives is ranked as it stands."""
         self._catch_up()
         for entry in self.live.values():
-            entry.until(self._now_ns, self._head)
+            entry.until(self._now_ns)
             entry.took_ns = max(self._now_ns - entry.came_ns, 0)
             self._rank(entry)
 
@@ -204,12 +180,11 @@ class Listing:
         self._catch_up()
         self._orphans = set(self.live)
         for entry in self.live.values():
-            entry.until(self._now_ns, self._head)
+            entry.until(self._now_ns)
             entry.why = "daemon"
         opened: Any = record.decode()
         if opened.now_ns < self._now_ns:
             self._now_ns = opened.now_ns
-            self._head.set_back(opened.now_ns)
             for entry in self.live.values():
                 entry.since_ns = opened.now_ns
 
@@ -240,8 +215,8 @@ class Listing:
             self._orphans = set()
             for entry in self.live.values():
                 if entry.why in ("ranks", "daemon"):
-                    entry.until(item.now_ns, self._head)
-                    entry.why = "queue"
+                    entry.until(item.now_ns)
+                    entry.why = UNSAID
 
     def _decided(self, told: Decided) -> None:
         self._now_ns = max(self._now_ns, told.now_ns)
@@ -250,7 +225,6 @@ class Listing:
             for choice in range(told.numbers.get("n", 1)):
                 number = told.request + choice
                 entry = Entry(number, generate.id, told.now_ns, told.numbers["prompt_tokens"], since_ns=told.now_ns)
-                entry.head = self._head.until(told.now_ns)
                 self.live[number] = entry
                 self.accepted += 1
         elif told.verdict == Verdict.REFUSED and self._arrived is not None:
@@ -261,18 +235,17 @@ class Listing:
             self._lived(self.live[told.request], told)
 
     def _lived(self, entry: Entry, told: Decided) -> None:
-        entry.until(told.now_ns, self._head)
+        entry.until(told.now_ns)
         n = told.numbers
         if told.verdict == Verdict.WAITS:
             entry.why = told.reason
             if told.reason not in STOPS:
                 self._looked_at.add(entry.request)
                 return
-            self._head.waits(told.reason, told.now_ns)
             for number in sorted(self._looked_at):
                 if number in self.live and number != entry.request and self.live[number].why:
-                    self.live[number].until(told.now_ns, self._head)
-                    self.live[number].why = "queue"  # passes end before it again
+                    self.live[number].until(told.now_ns)
+                    self.live[number].why = UNSAID  # passes end before it again
             self._looked_at.clear()
         elif told.verdict == Verdict.ADMITTED:
             entry.why = ""
@@ -282,14 +255,14 @@ class Listing:
         elif told.verdict == Verdict.PARKED:
             entry.parks += 1
         elif told.verdict in BACK:
-            entry.why = BACK[Verdict(told.verdict)] or "queue"
+            entry.why = BACK[Verdict(told.verdict)] or UNSAID
             entry.retractions += told.verdict == Verdict.RETRACTED
             entry.requeued += told.verdict in (Verdict.REQUEUED, Verdict.RECOVERED)
         elif told.verdict == Verdict.ENDED:
             self._ended(entry, told.reason, told.now_ns, n["output_tokens"])
 
     def _ended(self, entry: Entry, reason: str, now_ns: int, output_tokens: int) -> None:
-        entry.until(now_ns, self._head)
+        entry.until(now_ns)
         entry.end, entry.output_tokens = reason, output_tokens
         entry.cause = cause_of(self._input) if reason in (EndReason.ABORT, EndReason.FAULT) else ""
         entry.took_ns = max(now_ns - entry.came_ns, 0)
@@ -326,7 +299,6 @@ def _end(reason: str) -> str:
 
 def row(entry: Entry) -> dict[str, str]:
     """One request as cells of a table."""
-    most = [(why, ns) for why, ns in entry.waits.most_common(1) if ns]
     return {
         "request": str(entry.request),
         "id": entry.id,
@@ -334,11 +306,19 @@ def row(entry: Entry) -> dict[str, str]:
         "cached": f"{entry.cached_tokens:,}",
         "output": f"{entry.output_tokens:,}" if entry.end else "-",
         "waited": milliseconds(entry.waited_ns),
-        "mostly for": for_what(most[0][0]) if most else "-",
+        "mostly for": _cause(entry),
         "retracted": str(entry.retractions),
         "took": milliseconds(entry.took_ns),
         "end": entry.end + (f": {entry.cause}" if entry.cause else "") if entry.end else "lives",
     }
+
+
+def _cause(entry: Entry) -> str:
+    """What it waited for mostly; where no decision about it says, whom to ask: a guess may not be what passes did."""
+    (why, ns), *_ = entry.waits.most_common(1) or [("", 0)]
+    if not ns:
+        return "-"
+    return f"ask why {entry.request}" if why == UNSAID else for_what(why)
 
 
 def refusal(one: RefusedOne) -> dict[str, str]:
