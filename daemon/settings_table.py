@@ -104,11 +104,11 @@ class Settings:
         {},
         "an option of the rank's runner; may be repeated. torch: model_impl (auto, native, generic); device (auto, "
         "cpu, cuda); host_kernels (auto, torch, compiled). modeled, in whole numbers: vocab_size; max_model_len; "
-        "first_token (sampled ids run from it to vocab_size - 1); eos_id and eos_ppm (the id that ends a row, how often "
-        "in a million tokens); delay_us and token_delay_us (what a forward takes, and on top for each token); full and "
-        "state (1 or 0: full attention and recurrent state have a band); windows (bands of windows, in tokens from 2 up, as "
-        "64+128); depth (blocks of one layer per band; 0: as few as do); deadly_id (a forward of that token kills its "
-        "rank; 0: none); blind (1: tokens come from positions alone and nothing is stored)",
+        "first_token (sampled ids run from it to vocab_size - 1); eos_id and eos_ppm (the id that ends a row, how "
+        "often in a million tokens); delay_us and token_delay_us (what a forward takes, and on top for each token); "
+        "full and state (1 or 0: full attention and recurrent state have a band); windows (bands of windows, in "
+        "tokens from 2 up, as 64+128); depth (blocks of one layer per band; 0: as few as do); deadly_id (a forward "
+        "of that token kills its rank; 0: none); blind (1: tokens come from positions alone and nothing is stored)",
         SERVER,
     )
     threads: int = _row("int", 0, "compute threads of a rank", SERVER, low=1, high=1024, zero="measured at boot")

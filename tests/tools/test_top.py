@@ -191,6 +191,8 @@ def test_totals_say_that_they_are_this_lifes(width: int) -> None:
     assert "recovered" not in first
     after = text(figures.rates(seen(watched(gauges={"recovered_total": 213, "accepted_total": 0})), width)[:1])
     assert "this life  213 recovered  0 accepted" in after
+    once = text(figures.rates(seen(watched(gauges={"retractions_total": 1})), width)[:1])
+    assert "1 retraction  " in once
     long = dict.fromkeys(("recovered_total", "accepted_total", "refused_total", "retractions_total"), 999_900_000)
     line = figures.rates(seen(watched(gauges=long)), width)[0]
     assert line.cell_len == width

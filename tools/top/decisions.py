@@ -143,8 +143,14 @@ def _facts(told: WatchedLife, bands: Bands, width: int) -> list[Text]:
         pages = f"{short(live.pages)} in its table, {short(live.shared_pages)} of them the cache's"
         rows.append(("pages", pages, TEXT))
         if live.retractions or live.losses:
-            rows.append(("setbacks", f"retracted {live.retractions} times, lost with an epoch {live.losses}", BAD))
+            rows.append(
+                ("setbacks", f"retracted {_times(live.retractions)}, lost with an epoch {_times(live.losses)}", BAD)
+            )
     return [Text.assemble((f"{name:<11}", DIM), (fit(text, width - 11), style)) for name, text, style in rows]
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _event(entry: Told, request: int, began_ns: int, bands: Bands, width: int) -> Iterable[Text]:

@@ -98,14 +98,15 @@ def rates(history: History, width: int) -> list[Text]:
     gauges = watched.gauges if watched is not None else {}
     cached = sum(history.watched.sums.get(name, 0) for name in ("cached_tokens",)) if history.watched else 0
     queried = history.watched.sums.get("queried_tokens", 0) if history.watched else 0
+    retractions = gauges.get("retractions_total", 0)
     so_far = Text.assemble(
         (THIS_LIFE, DIM),
         (short(gauges.get("accepted_total", 0)), TEXT),
         (" accepted  ", DIM),
         (short(gauges.get("refused_total", 0)), BAD if gauges.get("refused_total") else TEXT),
         (" refused  ", DIM),
-        (short(gauges.get("retractions_total", 0)), WARN if gauges.get("retractions_total") else TEXT),
-        (" retractions  ", DIM),
+        (short(retractions), WARN if retractions else TEXT),
+        (" retraction  " if retractions == 1 else " retractions  ", DIM),
         (share(cached, queried), TEXT),
         (" cached", DIM),
     )
