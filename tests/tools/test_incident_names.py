@@ -98,7 +98,7 @@ def test_nothing_of_a_namespace_or_an_id_is_left() -> None:
         "[fd00::5]:80 refused",
         "fe80::1:2:3 refused",
         f"the host {platform.node()} refused",
-        "cannot read /home/acme/10.0.0.5/x",
+        "cannot read /srv/acme/10.0.0.5/x",
     ],
 )
 def test_places_go_out_of_sentences(text: str) -> None:

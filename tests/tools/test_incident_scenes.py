@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from allocator.columns import i64
 from daemon.core.inputs import Arrived, Resumed
 from daemon.core.outputs import Decided
+from journal import records
 from journal.records import Kind
 from tests.tools import why_scenes as scenes
 from tools.incident.excerpt import FirstReading
@@ -82,3 +84,26 @@ def test_the_scenes_have_what_is_hard_to_redact() -> None:
         items: list[Any] = [one.decode() for one in journal.records]
         verdicts |= {str(one.verdict) for one in items if isinstance(one, Decided)}
     assert verdicts >= {"resumed", "recovered", "requeued", "retracted", "parked", "refused", "ended", "evicted"}
+
+
+def test_stop_ids_of_one_request_alone_are_other_ids_and_end_it_all_the_same() -> None:
+    """Its prompt, its output and its list have the drawn id where the client's stood; nothing has the client's."""
+    _, journal = scenes.stopped()
+    reading = FirstReading(None)
+    for record in journal.records:
+        reading.take(record)
+    stops = reading.known.stop_ids - reading.known.eos_ids
+    assert stops, "the scene has none"
+    assert any(one.reason == "stop" for one in decisions(journal)), "none of them ended anything"
+    made = redacted(journal)
+    arrived: list[Any] = [records.decode(one.kind, one.payload) for one in made if one.kind == Kind.ARRIVED]
+    named = {id for one in arrived for id in i64(one.generate.stop_ids).tolist()}
+    assert len(named - reading.known.eos_ids) == len(stops)
+    assert named.isdisjoint(stops)
+    sampled: list[Any] = [records.decode(one.kind, one.payload) for one in made if one.kind == Kind.REPORTED]
+    assert named & {token for one in sampled for token in i64(one.tokens).tolist()}
+
+
+def decisions(journal: Any) -> list[Decided]:
+    items: list[Any] = [one.decode() for one in journal.records]
+    return [one for one in items if isinstance(one, Decided)]

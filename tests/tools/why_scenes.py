@@ -293,11 +293,12 @@ def frontend_lost() -> tuple[World, Journaled]:
 def stopped() -> tuple[World, Journaled]:
     """One output ends by a stop string that the front end found, one by a stop token."""
     world, journal = journaled()
-    world.send("string", 9, 20)
+    prompt = list(range(1, 10))
+    world.send("string", prompt, 20)
     drive(world, lambda: len(world.output("string")) >= 4)
     world.feed(inputs.FinishAsked(world.now_ns, "fe", "string", 0, 3))
     token = world.expected("string")[0][5]
-    world.send("token", 9, 20, stop_ids=np.array([token], np.int64).tobytes())
+    world.send("token", prompt, 20, stop_ids=np.array([token], np.int64).tobytes())
     return run(world), journal
 
 
