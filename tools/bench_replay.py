@@ -35,6 +35,7 @@ from ipc.messages import Generate
 from journal.reader import Walk
 from journal.records import Kind
 from tools.journal_files import NoJournal, open_directory
+from tools.output import OutputLost, lost, printing
 from tools.simulate.engine import FACTS, GREEDY, Engine, Times, one_stage
 from tools.simulate.recording import Recording
 from tools.tables import print_table
@@ -211,12 +212,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bandmaster bench replay: {error}", file=sys.stderr)
         return 2
     missed = problems(rows)
-    if options.json:
-        print(json.dumps({"rows": rows, "missed": missed}))
-    else:
-        show(rows)
-        for line in missed:
-            print(f"MISSED: {line}")
+    try:
+        with printing():
+            if options.json:
+                print(json.dumps({"rows": rows, "missed": missed}))
+            else:
+                show(rows)
+                for line in missed:
+                    print(f"MISSED: {line}")
+    except OutputLost as error:
+        return lost("bandmaster bench replay", error)
     return 1 if missed and options.check else 0
 
 

@@ -20,7 +20,7 @@ BAD_TAIL = "bad_tail"  # of the recovery table
 
 
 class NoJournal(Exception):
-    """The directory holds no journal."""
+    """The directory is none, or holds no journal, or one without a byte; the text says which."""
 
 
 class Foreign(Exception):
@@ -35,10 +35,17 @@ def refuse_foreign(walk: Walk) -> None:
 
 
 def open_directory(path: str) -> DiskStorage:
-    """The journal in a directory, or in the `journal/` of a run directory; raises NoJournal."""
+    """The journal in a directory, or in the `journal/` of a run directory; raises NoJournal, and OSError."""
+    if not Path(path).exists():
+        raise NoJournal(f"{path}: there is no such directory")
+    if not Path(path).is_dir():
+        raise NoJournal(f"{path}: this is no directory; name a journal directory, or a run directory that holds one")
     for directory in (Path(path), Path(path) / "journal"):
         storage = DiskStorage(directory)
-        if segment_names(storage.names()):
+        names = segment_names(storage.names() if directory.is_dir() else []).values()
+        if names and not any((directory / name).stat().st_size for name in names):
+            raise NoJournal(f"{path}: nothing was recorded; {', '.join(names)}: 0 bytes")
+        if names:
             return storage
     raise NoJournal(f"{path}: no journal segments (NNNNNNNNNN.kvj) here or in its journal/ directory")
 

@@ -10,9 +10,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LOST = 1  # exit code
+
 
 class OutputLost(Exception):
     """What was printed did not arrive; the text says why, empty where the reader had enough."""
+
+
+def lost(command: str, error: OutputLost) -> int:
+    """Say in one line what was lost, nothing where the reader had enough; the exit code."""
+    if str(error):
+        print(f"{command}: {error}", file=sys.stderr)
+    return LOST
 
 
 @contextmanager

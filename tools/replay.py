@@ -6,8 +6,9 @@
     bandmaster replay plant [--only NAME] [--json]   journals with one thing false: what replay must name of each
 
 Owns the wiring of the core and the chains into `journal.replay`. Must never write into the journal's directory. Exit
-code 0: reproduced; 1: it diverged, the first difference is printed with both sides; 2: usage; 4: a journal that is
-damaged, which is told behind what was reproduced up to there, or has no record.
+code 0: reproduced; 1: it diverged, the first difference is printed with both sides, or what was found could not be
+printed; 2: usage, or no journal there; 4: a journal that is damaged, which is told behind what was reproduced up to
+there, or has no record.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from journal.segment import load_header, segment_behind
 from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.output import OutputLost, lost, printing
 from tools.replay_processes import HalfLost, RemoteRanks, Usage, usage
 from tools.replica import factories
 
@@ -148,7 +150,8 @@ def show_state(console: Console, state: dict[str, Any]) -> None:
     core = dict(state["core"])
     requests = core.pop("requests", [])
     numbers = {**{name: value for name, value in core.items() if name != "gauges"}, **core.get("gauges", {})}
-    console.print(_table("core", [{"name": name, "value": value} for name, value in numbers.items()]))
+    if numbers:  # none before the first life
+        console.print(_table("core", [{"name": name, "value": value} for name, value in numbers.items()]))
     if requests:
         console.print(_table("requests (ids and front ends: --json)", [_line(request) for request in requests]))
     for place, bands in enumerate(state["stages"]):
@@ -292,9 +295,20 @@ def main(argv: list[str] | None = None) -> int:
     except (Foreign, HalfLost, JournalError, msgspec.ValidationError, OSError) as error:
         print(f"bandmaster replay: {error}", file=sys.stderr)
         return DAMAGED
-    if options.json:
-        print(json.dumps(as_json(verdict, until, time.perf_counter() - started)))
-        return code_of(verdict)
+    try:
+        with printing():
+            _tell(verdict, until, time.perf_counter() - started, options.json)
+    except OutputLost as error:
+        return lost("bandmaster replay", error)
+    if verdict.damage is not None and not options.json:
+        print(f"bandmaster replay: DAMAGED {verdict.damage}", file=sys.stderr)
+    return code_of(verdict)
+
+
+def _tell(verdict: Verdict, until: int | None, elapsed_s: float, plain: bool) -> None:
+    if plain:
+        print(json.dumps(as_json(verdict, until, elapsed_s)))
+        return
     console = Console()
     for note in verdict.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
@@ -302,11 +316,8 @@ def main(argv: list[str] | None = None) -> int:
         show_divergence(console, verdict.divergence)
     elif until is not None:
         show_state(console, state_of(verdict))
-    if verdict.damage is not None:
-        print(f"bandmaster replay: DAMAGED {verdict.damage}", file=sys.stderr)
     if verdict.divergence is None and verdict.counts.records:
-        console.print(_summary(verdict, time.perf_counter() - started), soft_wrap=True, highlight=False)
-    return code_of(verdict)
+        console.print(_summary(verdict, elapsed_s), soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":

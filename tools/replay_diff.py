@@ -38,6 +38,7 @@ from journal.holders import Holders
 from journal.reader import Record, Walk
 from journal.records import INPUT_KINDS, Kind, Opened
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.output import OutputLost, lost, printing
 
 SAME, DIFFER, USAGE, DAMAGED = 0, 1, 2, 4
 INPUTS, DECISIONS, STEPS = "inputs", "decisions", "steps"
@@ -551,10 +552,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bandmaster replay diff: {error}", file=sys.stderr)
         return DAMAGED
     names = tuple(f"{side.directory}{f' life {side.life}' if side.life else ''}" for side in (left, right))
-    if options.json:
-        print(json.dumps({"left": names[0], "right": names[1], **asdict(found)}))
-    else:
-        show(found, (names[0], names[1]))
+    try:
+        with printing():
+            if options.json:
+                print(json.dumps({"left": names[0], "right": names[1], **asdict(found)}))
+            else:
+                show(found, (names[0], names[1]))
+    except OutputLost as error:
+        return lost("bandmaster replay diff", error)
     return SAME if found.first is None and not any(found.by_stream.values()) else DIFFER
 
 

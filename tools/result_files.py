@@ -1,17 +1,21 @@
 """Result files: what a command leaves on disk is either the old file or the whole new one.
 
 Owns how tools write a file that may be there already. Must never open a target for writing before its new text is
-complete: that is a draft beside it, renamed over it at the end. What is no regular file (a pipe, /dev/stdout) cannot be
-renamed over and is written to directly. A symbolic link stays, and the file that it names is replaced.
+complete: that is a draft beside it, renamed over it at the end. What is no regular file (a pipe, a device) is never
+renamed over but written to directly, and so is what our standard output goes to, a file too: others write there as
+well. A symbolic link stays, and the file that it names is replaced.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from errno import EACCES, EISDIR
 from pathlib import Path
+from typing import IO
 
 
 def probe(path: Path) -> None:
@@ -38,20 +42,51 @@ def probe_folder(folder: Path) -> None:
 
 def put(path: Path, text: str) -> None:
     """Write a text (UTF-8), wholly or not at all; an old file's permissions stay. Raises OSError."""
+    with writing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextmanager
+def writing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write bytes into, which has the name when all of it is written, and not after an exception.
+
+    An old file's permissions stay; `private`: readable by its owner alone. Raises OSError.
+    """
+    if is_standard_output(path):
+        sys.stdout.flush()
+        with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as file:
+            yield file
+        return
     if not _is_replaced(path):
-        path.write_text(text, encoding="utf-8")
+        with path.open("wb") as file:
+            yield file
         return
     draft = _draft(path)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileNotFoundError):
-            draft.chmod(stat.S_IMODE(path.stat().st_mode))
+        if not private:
+            with suppress(FileNotFoundError):
+                draft.chmod(stat.S_IMODE(path.stat().st_mode))
         draft.replace(os.path.realpath(path))
     finally:
         draft.unlink(missing_ok=True)
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a file of this name is one that is, or would be, on a disk: no pipe, no device, not standard output."""
+    return _is_replaced(path) and not is_standard_output(path)
+
+
+def is_standard_output(path: Path) -> bool:
+    """Whether this is what our standard output goes to."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError, AttributeError):  # not there, closed, or no file of the system
+        return False
 
 
 def same(one: Path, other: Path) -> bool:

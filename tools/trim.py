@@ -26,6 +26,7 @@ from journal.replay import check
 from journal.snapshots import Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage, Storage
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory
+from tools.output import OutputLost, lost, printing
 from tools.replay import in_words
 from tools.replica import factories
 
@@ -162,7 +163,11 @@ def main(argv: list[str] | None = None) -> int:
     except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
         print(f"bandmaster trim: {error}", file=sys.stderr)
         return DAMAGED
-    print(json.dumps(_plain(found, options.dry_run)) if options.json else _say(found, options.dry_run))
+    try:
+        with printing():
+            print(json.dumps(_plain(found, options.dry_run)) if options.json else _say(found, options.dry_run))
+    except OutputLost as error:
+        return lost("bandmaster trim", error)
     return DIFFERS if found.differs else TRIMMED
 
 

@@ -3,8 +3,9 @@
     bandmaster verify DIR [--json]
 
 Reads every segment and lists everything of the recovery table that it meets, with what is sound on both sides. Exit
-code 0: sound (a torn tail, which opening cuts, included); 1: damage that opening refuses, or nothing of a journal in
-its files; 2: no journal there. Bytes that an earlier opening cut off and kept beside (`.cut`) are named, not checked.
+code 0: sound (a torn tail, which opening cuts, included); 1: damage that opening refuses, nothing of a journal in its
+files, or an answer that could not be printed; 2: no journal there. Bytes that an earlier opening cut off and kept
+beside (`.cut`) are named, not checked.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from journal.reader import Walk
 from journal.records import Kind
 from journal.recovery import Decision
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.output import OutputLost, lost, printing
 
 SOUND = 0
 DAMAGED = 1
@@ -101,10 +103,14 @@ def main(argv: list[str] | None = None) -> int:
     except Foreign as error:
         print(f"bandmaster verify: DAMAGED: {options.directory}: {error}", file=sys.stderr)
         return DAMAGED
-    if options.json:
-        print(json.dumps(result))
-    else:
-        _show(result)
+    try:
+        with printing():
+            if options.json:
+                print(json.dumps(result))
+            else:
+                _show(result)
+    except OutputLost as error:
+        return lost("bandmaster verify", error)
     return SOUND if result["sound"] else DAMAGED
 
 

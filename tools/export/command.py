@@ -3,8 +3,9 @@
     bandmaster export DIR [--format jsonl|perfetto] [-o FILE]
 
 Owns the command line and the walk. Must never write into the journal's directory, and never holds more than the record
-at hand and what lives at it. Exit code 0: all of it; 1: what was written did not arrive; 2: usage, or not there; 4: the journal is
-damaged, and what is sound before the damage was exported (`--past-damage`: all that is sound).
+at hand and what lives at it. Exit code 0: all of it; 1: what was written did not arrive; 2: usage, or a request that
+the journal does not have; 4: the journal is damaged, and what is sound before the damage was exported
+(`--past-damage`: all that is sound).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -
         refuse_foreign(walk)
         damaged = any(found.row.decision is Decision.REFUSE for found in walk.findings)
         if not damaged:
-            sought.require(walk.at.sequence)
+            sought.require(min(walk.at.sequence, choice.last or walk.at.sequence))
     if choice.first > walk.at.sequence:
         notes.append(f"nothing was exported: the journal ends at {walk.at.sequence}, before --from {choice.first}")
     for found in walk.findings:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from journal.divergence import requests_in_words
 from journal.replay import Verdict
+from tools.output import OutputLost, lost, printing
 from tools.planted import cores, files, ranks, records
 from tools.planted.scene import Fault, Scene, Truth
 from tools.replay import replay_directory
@@ -122,13 +123,17 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bandmaster-planted-") as temporary:
         place = options.keep or Path(temporary)
         rows = [judge(name, place / name) for name in names]
-    if options.json:
-        print(json.dumps({"faults": rows, "missed": [row["fault"] for row in rows if row["missed"]]}))
-    else:
-        show(rows)
-        for row in rows:
-            if row["missed"]:
-                print(f"MISSED {row['fault']} ({row['about']}): {row['missed']}")
+    try:
+        with printing():
+            if options.json:
+                print(json.dumps({"faults": rows, "missed": [row["fault"] for row in rows if row["missed"]]}))
+            else:
+                show(rows)
+                for row in rows:
+                    if row["missed"]:
+                        print(f"MISSED {row['fault']} ({row['about']}): {row['missed']}")
+    except OutputLost as error:
+        return lost("bandmaster replay plant", error)
     return MISSED if any(row["missed"] for row in rows) else 0
 
 

@@ -28,6 +28,7 @@ from journal.segment import segment_behind
 from journal.snapshots import snapshot_names
 from journal.storage import DiskStorage
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.output import OutputLost, lost, printing
 from tools.replay import DIGITS_MAX, start_of
 from tools.view.browser import BrowserMissing, check_page
 from tools.view.film import Film
@@ -61,18 +62,22 @@ def follow(storage: DiskStorage, shown: Range) -> tuple[Film, list[str]]:
     if start is not None:
         film.resumed(*start)
         behind = start[0].sequence
+    sequence = 0
     with ReadingProgress(storage, "reading") as seen:
         for record in walk.records():
-            if record.sequence <= behind:
+            sequence = record.sequence
+            if sequence <= behind:
                 continue
-            if shown.last and record.sequence > shown.last:
+            if shown.last and sequence > shown.last:
                 break
             film.take(record)
             seen(record)
     refuse_foreign(walk)
     damage = [finding.text() for finding in walk.cuts()]
     if not film.records or film.last_sequence < shown.first:
-        raise Missing(f"no record to show; {'; '.join(damage) or f'the journal ends at {film.last_sequence}'}")
+        trimmed = f"what is older than record {behind + 1} cannot be shown: it was trimmed"
+        why = trimmed if shown.last and sequence > shown.last else f"the journal ends at {sequence}"
+        raise Missing(f"no record to show; {'; '.join(damage) or why}")
     film.end(damage)
     return film, [*notes, *damage]
 
@@ -133,7 +138,10 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster view`."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.first and options.last and options.first > options.last:
+        parser.error(f"--from {options.first} is behind --to {options.last}: there is no record between them")
     try:
         result = make(options)
     except (NoJournal, Missing, BrowserMissing) as error:
@@ -146,10 +154,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bandmaster view: {error}", file=sys.stderr)
         return FAILED
     browser = result.get("browser")
-    if options.json:
-        print(json.dumps(result))
-    else:
-        _show(result)
+    try:
+        with printing():
+            if options.json:
+                print(json.dumps(result))
+            else:
+                _show(result)
+    except OutputLost as error:
+        return lost("bandmaster view", error)
     return FAILED if browser is not None and browser["wrong"] else WRITTEN
 
 

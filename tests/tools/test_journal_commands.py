@@ -1,0 +1,233 @@
+"""What holds for every command that reads a journal: where its output is gone, and where there is no journal."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.source import ROOT
+from tests.tools.view_scenes import pressed
+from tools.cli import COMMANDS
+
+NAMED = {"bench": "bandmaster bench replay", "replay diff": "bandmaster replay diff"}
+READING: dict[str, list[str]] = {
+    "verify": ["verify", "DIR"],
+    "verify --json": ["verify", "DIR", "--json"],
+    "trim": ["trim", "--dry-run", "DIR"],
+    "replay check": ["replay", "check", "DIR", "--processes", "1"],
+    "replay check --json": ["replay", "check", "DIR", "--processes", "1", "--json"],
+    "replay until": ["replay", "until", "9", "DIR", "--processes", "1"],
+    "replay diff": ["replay", "diff", "DIR", "DIR"],
+    "why": ["why", "1", "DIR"],
+    "why list": ["why", "DIR"],
+    "what-if": ["what-if", "DIR", "--replays", "1"],
+    "view": ["view", "DIR", "-o", "NEW"],
+    "view --json": ["view", "DIR", "-o", "NEW", "--json"],
+    "export": ["export", "DIR"],
+    "export perfetto": ["export", "DIR", "--format", "perfetto"],
+    "incident": ["incident", "DIR", "-o", "NEW"],
+    "incident --json": ["incident", "DIR", "-o", "NEW", "--json"],
+    "accounts": ["accounts", "DIR"],
+    "bench replay": ["bench", "replay", "--journal", "DIR", "--processes", "1"],
+}
+"""Every command that reads a journal's directory, and the ways it prints."""
+
+MAIN = """
+import sys
+from tools.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small journal of a simulated run."""
+    return pressed(tmp_path_factory.mktemp("journal"))
+
+
+def called(arguments: list[str], journal: Path, folder: Path) -> list[str]:
+    """A row of the table with its places filled in."""
+    places = {"DIR": str(journal), "NEW": str(folder / "new")}
+    return [places.get(word, word) for word in arguments]
+
+
+def name_of(row: str) -> str:
+    """What the command calls itself in front of an error."""
+    first = row.split()[0]
+    return NAMED.get(row, NAMED.get(first, f"bandmaster {first}"))
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command in this process."""
+    main: Callable[[list[str]], int] = importlib.import_module(COMMANDS[arguments[0]].module).main
+    try:
+        code = main(arguments[1:])
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else -1
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.mark.parametrize("row", READING)
+def test_a_full_disk_behind_standard_output_is_said_in_one_line(
+    row: str, journal: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1, the reason by name, no traceback; nothing is said of it later when the output is closed."""
+    arguments = called(READING[row], journal, tmp_path)
+    main: Callable[[list[str]], int] = importlib.import_module(COMMANDS[arguments[0]].module).main
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(arguments[1:]) == 1
+        monkeypatch.undo()
+        with suppress(OSError):  # what the file still holds is lost as well
+            full.close()
+    said = capfd.readouterr().err
+    assert said == f"{name_of(row)}: standard output cannot be written: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("row", ["verify", "replay check --json", "incident", "export"])
+def test_a_reader_who_has_enough_is_no_error_to_speak_of(row: str, journal: Path, tmp_path: Path) -> None:
+    """A process whose output's reader has left ends with 1 and says nothing."""
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, *called(READING[row], journal, tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+        _, said = process.communicate(timeout=100)
+    assert (process.returncode, said) == (1, "")
+
+
+NOWHERE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a file": (lambda path: path.write_bytes(b"x"), "this is no directory"),
+    "nothing there": (lambda path: None, "there is no such directory"),
+    "an empty directory": (lambda path: path.mkdir(), "no journal segments"),
+    "an empty segment": (lambda path: (path.mkdir(), (path / "0000000001.kvj").touch()), "nothing was recorded"),
+    "an empty one of a run": (
+        lambda path: ((path / "journal").mkdir(parents=True), (path / "journal" / "0000000001.kvj").touch()),
+        "nothing was recorded",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NOWHERE)
+@pytest.mark.parametrize("row", READING)
+def test_a_directory_without_a_journal_is_refused_alike(
+    row: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one line that begins with the directory as it was named; nothing is made."""
+    make, why = NOWHERE[kind]
+    make(tmp_path / "place")
+    code, out, err = run(called(READING[row], tmp_path / "place", tmp_path), capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"{name_of(row)}: {tmp_path / 'place'}: {why}")
+    assert err.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"place"}
+
+
+@pytest.mark.parametrize("command", ["export", "incident", "view"])
+def test_a_pipe_as_the_file_gets_the_bytes_and_stays(
+    command: str,
+    journal: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is no regular file is written to, never replaced, and nothing is left beside it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got = tmp_path_factory.mktemp("got") / "got"
+    with got.open("wb") as file, subprocess.Popen(["cat", str(pipe)], stdout=file):
+        code, _, err = run([command, str(journal), "-o", str(pipe)], capsys)
+    assert (code, err) == (0, "")
+    assert got.stat().st_size > 1000
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize("append", [True, False])
+@pytest.mark.parametrize("command", ["export", "incident"])
+def test_the_name_of_standard_output_as_the_file(command: str, append: bool, journal: Path, tmp_path: Path) -> None:
+    """It gets the bytes and nothing else; a file behind it stays the same one, and keeps what others wrote to it."""
+    file = tmp_path / "file"
+    file.write_bytes(b"before")
+    number = file.stat().st_ino
+    with file.open("ab" if append else "wb") as output:
+        arguments = [command, str(journal), "-o", "/dev/stdout"]
+        done = subprocess.run([sys.executable, "-c", MAIN, *arguments], cwd=ROOT, stdout=output, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
+    got = file.read_bytes()
+    assert got.startswith(b"before") is append
+    begins = b'{"sequence":1,' if command == "export" else b"\x28\xb5\x2f\xfd"
+    assert got.removeprefix(b"before").startswith(begins)
+    assert got.endswith(b"}\n") is (command == "export")
+    assert file.stat().st_ino == number
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["export", "DIR", "-o", "NOWHERE/x.jsonl"], 2, "there is no directory"),
+        (["incident", "DIR", "-o", "NOWHERE/x.tar.zst"], 2, "is no directory"),
+        (["export", "DIR", "--request", "99999"], 2, "the journal has no request 99999 up to record"),
+        (["export", "DIR", "--request", "99999", "--format", "perfetto", "-o", "NEW"], 2, "no request 99999"),
+        (["export", "DIR", "--request", "3", "--to", "2"], 2, "no request 3 up to record 2; none was accepted"),
+        (["export", "DIR", "--from", "50", "--to", "10"], 2, "--from 50 is behind --to 10"),
+        (["export", "DIR", "--from", "999999"], 0, "nothing was exported: the journal ends at"),
+        (["export", "DIR", "--kind", ""], 2, "--kind names no kind"),
+        (["export", "DIR", "--kind", " , "], 2, "--kind names no kind"),
+        (["view", "DIR", "--from", "50", "--to", "10", "-o", "NEW"], 2, "--from 50 is behind --to 10"),
+        (["view", "DIR", "--from", "999999", "-o", "NEW"], 2, "no record to show; the journal ends at"),
+        (["accounts", "DIR", "--log", "NOWHERE/log"], 2, "there is no such file"),
+        (["accounts", "DIR", "--url", "nonsense"], 2, "write it like http://"),
+        (["what-if", "DIR", "arena_bytes="], 2, "--arena-bytes (what-if): '' is not allowed"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(
+    arguments: list[str], code: int, said: str, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One clear line, and no file."""
+    words = [word.replace("NOWHERE", str(tmp_path / "nowhere")) for word in called(arguments, journal, tmp_path)]
+    got, out, err = run(words, capsys)
+    assert (got, out) == (code, "")
+    assert said in err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_request_that_is_there_is_exported_whoever_names_it(
+    journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a range leaves none of its records, and as a trace."""
+    for more in ([], ["--kind", "stepped"], ["--format", "perfetto"]):
+        code, _, err = run(["export", str(journal), "--request", "2", "-o", str(tmp_path / "x"), *more], capsys)
+        assert (code, err) == (0, "")
+
+
+def test_an_archive_that_does_not_arrive_is_no_damaged_journal(
+    journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader who leaves a pipe early: exit code 1, the file by its name, the pipe stays."""
+    for command, more in (("export", []), ("incident", [])):
+        pipe = tmp_path / command
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        script = "import os, sys; handle = os.open(sys.argv[1], os.O_RDONLY); os.read(handle, 1)"
+        os.close(reader)
+        with subprocess.Popen([sys.executable, "-c", script, str(pipe)]):
+            code, _, err = run([command, str(journal), "-o", str(pipe), *more], capsys)
+        assert code in (0, 1)  # a pipe holds 64 KiB: what is shorter may arrive before the reader leaves
+        assert err == ("" if code == 0 else f"bandmaster {command}: {pipe} cannot be written: [Errno 32] Broken pipe\n")
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
