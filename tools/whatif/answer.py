@@ -26,6 +26,7 @@ from tools.whatif.changes import (
     check_servable,
     settings_of,
 )
+from tools.whatif.doubts import doubts, downtime
 from tools.whatif.errors import WhatIfError
 from tools.whatif.pace import Pace, Samples
 from tools.whatif.recorded import Recorded, read_journal
@@ -80,14 +81,11 @@ def answer(
         runs, notes = {RECORDED: found.account.figures()}, list(found.notes)
         for name in [UNCHANGED, *([CHANGED] if changes else [])]:
             runs[name] = replay(asked, name, pace, notes, progress)
-        if found.losses:
-            notes.append(
-                f"the ranks were lost {found.losses} times: so they are in the replays, at the same moments; a rerun "
-                "loses none"
-            )
+        notes += downtime(found)
         if real:
             runs[RERUN], paces[RERUN] = run_for_real(asked, arena_after, notes)
             runs[PACED] = replay(asked, PACED, paces[RERUN], notes, progress)
+        notes[:0] = doubts(runs, paces)
         facts = {
             "lives": found.lives,
             "epochs": found.epochs,

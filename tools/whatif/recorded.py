@@ -57,6 +57,26 @@ class _Choice:
 
 
 @dataclass(slots=True)
+class Away:
+    """Time without ranks behind the first epoch, until they were ready again: ns by what was lost, daemon or ranks."""
+
+    spent_ns: Counter[str] = field(default_factory=Counter)
+    _lost: str = ""
+    _since_ns: int = 0
+
+    def lost(self, what: str, now_ns: int) -> None:
+        """The daemon or the ranks are gone."""
+        self.back(now_ns)
+        self._lost, self._since_ns = what, now_ns
+
+    def back(self, now_ns: int) -> None:
+        """Ranks are ready, something else is lost too, or the record ends."""
+        if self._lost:
+            self.spent_ns[self._lost] += max(now_ns - self._since_ns, 0)
+        self._lost = ""
+
+
+@dataclass(slots=True)
 class Recorded:
     """What was read. `opened` is the newest life's header, `geometries` those of its epochs, oldest first."""
 
@@ -70,6 +90,7 @@ class Recorded:
     lives: int = 0
     epochs: int = 0
     losses: int = 0  # epochs that were lost
+    away: Away = field(default_factory=Away)
     last_sequence: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     names: dict[str, int] | None = None  # arrivals by their front end's id, where that is asked for
@@ -154,6 +175,7 @@ class Reader:
             )
         if self._core is not None and self._beginning is None:
             self._traffic.add(LifeEnded(self._now_ns))
+            self._found.away.lost("daemon", self._now_ns)
         self._expected.clear()  # the last iteration of a life that was cut may lack its outputs
         self._flights.clear()
         self._core = SchedulerCore(opened.core)
@@ -236,11 +258,13 @@ class Reader:
             traffic.add(item)
             if isinstance(item, inputs.EpochBegan):
                 found.epochs += 1
+                found.away.back(item.now_ns)
                 found.facts = item.facts
                 found.geometries.append(item.geometry)
                 self._flights.clear()
             elif isinstance(item, inputs.EpochEnded):
                 found.losses += 1
+                found.away.lost("ranks", item.now_ns)
                 self._flights.clear()
         elif isinstance(item, inputs.Controlled):
             self._controlled(item, out)
@@ -350,6 +374,7 @@ class Reader:
     def _end(self) -> None:
         """What still lives has said so much; how long outputs are on the mean."""
         traffic = self._traffic
+        self._found.away.back(self._now_ns)
         traffic.complete = not self._live
         for choice in self._live.values():
             traffic.put_output(choice.slot, bytes(choice.output), whole=False)
