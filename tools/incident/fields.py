@@ -95,8 +95,8 @@ WORDS = frozenset(
 
 SENTENCES = frozenset(
     (
-        "blocked_by", "degraded", "detail", "effect", "error", "faults", "how", "last_loss", "model", "note", "others",
-        "reasons", "what", "while_doing", "why",
+        "blocked_by", "degraded", "detail", "effect", "error", "errors", "faults", "how", "last_loss", "model", "note",
+        "others", "reasons", "what", "while_doing", "why",
     )
 )  # fmt: skip
 """Sentences of our own, and the model's name. A front end's may repeat what a client sent: those are left out."""
