@@ -65,6 +65,8 @@ def replay_directory(
         verdict = check(walk.records(), factories(), until, seen, start, elsewhere)
     if verdict.damage is None:
         refuse_foreign(walk)
+        if until is not None and verdict.divergence is None and verdict.counts.last_sequence < until:
+            notes.append(f"the journal ends at record {verdict.counts.last_sequence}, before {until}")
     verdict.notes[:0] = notes
     verdict.notes.extend(f"the end is torn, replayed up to there: {cut.text()}" for cut in walk.cuts())
     return verdict

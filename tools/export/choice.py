@@ -56,9 +56,11 @@ class Sought:
     request: int
     found: bool = False
     highest: int = 0  # number of a request that was met
+    begins: int = 0  # the first record
 
     def take(self, record: Record) -> None:
-        """Called with every record, until the request is found."""
+        """Called with every record."""
+        self.begins = self.begins or record.sequence
         if self.found or not self.request or record.kind not in (Kind.DECIDED, Kind.RECOVERED):
             return
         said: Any = record.decode()

@@ -110,6 +110,8 @@ def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -
             sought.require(min(walk.at.sequence, choice.last or walk.at.sequence))
     if choice.first > walk.at.sequence:
         notes.append(f"nothing was exported: the journal ends at {walk.at.sequence}, before --from {choice.first}")
+    if 0 < choice.last < sought.begins:
+        notes.append(f"nothing was exported: the journal begins at {sought.begins}, behind --to {choice.last}")
     for found in walk.findings:
         refused = found.row.decision is Decision.REFUSE
         if (refused and options.past_damage) or found.row.decision is Decision.CUT_TORN:

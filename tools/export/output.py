@@ -35,10 +35,19 @@ def opened(path: str, journal: Path) -> Iterator[Write]:
 
     Raises BadPlace, and OutputLost where what was written did not arrive.
     """
+    theirs: OSError | None = None  # of the journal that is read meanwhile
     if path in ("", "-"):
         with printing():
-            yield sys.stdout.buffer.write
-            sys.stdout.buffer.flush()
+            try:
+                yield sys.stdout.buffer.write
+            except OSError as error:
+                if error.filename is None:  # of writing: only opening a file of the journal has a name
+                    raise
+                theirs = error
+            else:
+                sys.stdout.buffer.flush()
+        if theirs is not None:
+            raise theirs
         return
     target = Path(path).absolute()
     if journal.resolve() in (target.parent.resolve(), Path(os.path.realpath(target)).parent):
@@ -47,7 +56,6 @@ def opened(path: str, journal: Path) -> Iterator[Write]:
         raise BadPlace(f"{path} is a directory; name a file")
     if not target.parent.is_dir():
         raise BadPlace(f"{path}: there is no directory {target.parent}")
-    theirs: OSError | None = None  # of the journal that is read meanwhile
     try:
         with result_files.writing(target) as file, _packed(target.suffix, file) as packed:
             try:

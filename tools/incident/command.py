@@ -20,6 +20,7 @@ import tempfile
 import time
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from errno import EACCES, EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import zstandard
 from daemon.versions import versions
 from journal.errors import JournalError
 from journal.records import DECISION_VERSION, SCHEMA_VERSION
+from journal.segment import segment_names
 from journal.storage import DiskStorage
 from tools import result_files
 from tools.incident import logs, machine, summary
@@ -60,6 +62,8 @@ def gather(run_dir: Path, folder: Path, last_bytes: int, names: Names | None) ->
     with ReadingProgress(source, "taking the journal") as seen:
         taken = JournalPart(source, journal, last_bytes, names, seen).run()
     notes = list(taken.notes)
+    if not segment_names(DiskStorage(journal).names()):
+        raise Nothing("; ".join([f"{run_dir}: no record of its journal can be read", *notes]))
     notes += logs.put(run_dir / "logs", folder / "logs", names)
     notes += machine.put(run_dir, folder, names)
     checked, same = _checked(journal)
@@ -131,6 +135,8 @@ def _target(output: str, run_dir: Path, name: str) -> Path:
         raise BadPlace(f"{target} lies in the run directory, which is never written to; choose another place with -o")
     if not target.parent.is_dir():
         raise BadPlace(f"{target.parent} is no directory")
+    if result_files.is_regular(target) and not os.access(target.parent, os.W_OK | os.X_OK):
+        raise BadPlace(f"no file can be made in {target.parent}: {os.strerror(EACCES)}")
     return target
 
 
@@ -183,6 +189,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bandmaster incident: {error}", file=sys.stderr)
         return USAGE
     except (JournalError, msgspec.MsgspecError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EFBIG):
+            return lost("bandmaster incident", OutputLost(f"{target} cannot be written: {os.strerror(error.errno)}"))
         print(f"bandmaster incident: {_without(str(error), place)}", file=sys.stderr)
         return DAMAGED
     if contents["journal"]["damaged"]:

@@ -12,6 +12,7 @@ else, or the file cannot be written; 2: usage, a request or range that the journ
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 import time
@@ -30,6 +31,7 @@ from journal.storage import DiskStorage
 from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
 from tools.output import OutputLost, lost, printing
 from tools.replay import DIGITS_MAX, start_of
+from tools.result_files import writing
 from tools.view.browser import BrowserMissing, check_page
 from tools.view.film import Film
 from tools.view.page import write_page
@@ -116,8 +118,10 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
     path = Path(options.out or f"{title}.html")
     if path.resolve().is_relative_to(storage.directory.resolve()):
         raise Missing(f"{path} is inside the journal's directory, where nothing may be written; name another with -o")
-    with path.open("w", encoding="utf-8") as file:
+    with writing(path) as raw:
+        file = io.TextIOWrapper(raw, encoding="utf-8")
         write_page(film, title, notes, options.request or 0, file)
+        file.detach()  # flushed; it is closed where it was opened
     result: dict[str, Any] = {
         "file": str(path),
         "bytes": path.stat().st_size,
