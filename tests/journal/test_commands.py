@@ -164,5 +164,5 @@ def test_random_bytes_under_a_journal_s_name_are_no_sound_journal(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("nothing of it is a journal's: 0000000001.kvj at byte 0") == 3
-    (tmp_path / "0000000001.kvj").write_bytes(b"")
+    (tmp_path / "0000000001.kvj").write_bytes(bytes(7))
     assert verify.main([str(tmp_path)]) == 0

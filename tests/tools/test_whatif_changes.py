@@ -65,6 +65,7 @@ def test_what_cannot_be_asked_is_refused_by_name(texts: list[str], words: str) -
         (["schedule_policy=random"], "one of fcfs, lpm"),
         (["schedule_policy=+25%"], "only numbers"),
         (["arena_bytes=0"], "arena-bytes"),
+        (["arena_bytes="], "allowed: 1MiB to 256TiB"),
         (["arena_bytes=-100%"], "arena-bytes"),
         (["max_num_batched_tokens=8"], "below --max-running-requests"),
         (["page_size=48"], "no multiple of --page-size"),

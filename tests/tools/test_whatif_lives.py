@@ -126,7 +126,7 @@ def test_damage_has_its_own_exit_code(cut: Path, capsys: pytest.CaptureFixture[s
     assert main([str(cut)]) == 4
     assert segment.name in capsys.readouterr().err
     assert main([str(cut / "nothing")]) == 2
-    assert "no journal segments" in capsys.readouterr().err
+    assert "there is no such directory" in capsys.readouterr().err
 
 
 def test_a_journal_without_requests_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -329,7 +329,7 @@ def test_the_id_of_an_answer_finds_the_requests_of_its_prompts(
 
 
 @pytest.mark.parametrize("asked", ["3", ""])
-@pytest.mark.parametrize("content", [b"", random.Random(1).randbytes(100_000)], ids=["empty", "random"])
+@pytest.mark.parametrize("content", [bytes(7), random.Random(1).randbytes(100_000)], ids=["torn", "random"])
 def test_a_journal_without_a_record_is_damaged(
     content: bytes, asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

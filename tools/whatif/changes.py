@@ -129,8 +129,8 @@ def _value(row: Setting, text: str, now: Any) -> Any:
             raise WhatIfError(f"{row.attribute}={text}: only numbers can be changed by a percentage")
         times = 1 + float(relative[1] + relative[2]) / 100
         text = f"{now * times:.6g}" if row.kind == "fraction" else str(max(round(now * times), 0))
-    if row.attribute == ARENA:  # however small: a simulated run's may be, and sizing says what it must hold
-        row = dataclasses.replace(row, low=1, zero="")
+    if row.attribute == ARENA:  # a simulated run's may be smaller than any flag allows; sizing says what it must hold
+        row = dataclasses.replace(row, low=row.low if now >= row.low else 1, zero="")
     try:
         return parse_value(row, text, "what-if")
     except ConfigError as error:
