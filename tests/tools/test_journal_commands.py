@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from journal.storage import DiskStorage
 from tests.tidy.source import ROOT
 from tests.tools.view_scenes import pressed
+from tools import result_files
 from tools.cli import COMMANDS
 
 NAMED = {"bench": "bandmaster bench replay", "replay diff": "bandmaster replay diff"}
@@ -110,16 +112,14 @@ def test_a_reader_who_has_enough_is_no_error_to_speak_of(row: str, journal: Path
     assert (process.returncode, said) == (1, "")
 
 
-NOWHERE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a file": (lambda path: path.write_bytes(b"x"), "this is no directory"),
-    "nothing there": (lambda path: None, "there is no such directory"),
-    "an empty directory": (lambda path: path.mkdir(), "no journal segments"),
-    "an empty segment": (lambda path: (path.mkdir(), (path / "0000000001.kvj").touch()), "nothing was recorded"),
-    "an empty one of a run": (
-        lambda path: ((path / "journal").mkdir(parents=True), (path / "journal" / "0000000001.kvj").touch()),
-        "nothing was recorded",
-    ),
+NOWHERE: dict[str, tuple[dict[str, bytes], str]] = {
+    "a file": ({"": b"x"}, "this is no directory"),
+    "nothing there": ({}, "there is no such directory"),
+    "no segment": ({"other": b""}, "no journal segments"),
+    "an empty segment": ({"0000000001.kvj": b""}, "nothing was recorded"),
+    "an empty segment of a run": ({"journal/0000000001.kvj": b""}, "nothing was recorded"),
 }
+"""Files of a place that has no journal, by name, "": the place itself, and what is said of it."""
 
 
 @pytest.mark.parametrize("kind", NOWHERE)
@@ -128,8 +128,11 @@ def test_a_directory_without_a_journal_is_refused_alike(
     row: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2 and one line that begins with the directory as it was named; nothing is made."""
-    make, why = NOWHERE[kind]
-    make(tmp_path / "place")
+    files, why = NOWHERE[kind]
+    for name, content in files.items():
+        path = tmp_path / "place" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     code, out, err = run(called(READING[row], tmp_path / "place", tmp_path), capsys)
     assert (code, out) == (2, "")
     assert err.startswith(f"{name_of(row)}: {tmp_path / 'place'}: {why}")
@@ -211,23 +214,61 @@ def test_a_request_that_is_there_is_exported_whoever_names_it(
     journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where a range leaves none of its records, and as a trace."""
-    for more in ([], ["--kind", "stepped"], ["--format", "perfetto"]):
+    ways: list[list[str]] = [[], ["--kind", "stepped"], ["--format", "perfetto"]]
+    for more in ways:
         code, _, err = run(["export", str(journal), "--request", "2", "-o", str(tmp_path / "x"), *more], capsys)
         assert (code, err) == (0, "")
 
 
-def test_an_archive_that_does_not_arrive_is_no_damaged_journal(
+def test_what_a_reader_leaves_is_no_damaged_journal(
     journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A reader who leaves a pipe early: exit code 1, the file by its name, the pipe stays."""
-    for command, more in (("export", []), ("incident", [])):
-        pipe = tmp_path / command
-        os.mkfifo(pipe)
-        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        script = "import os, sys; handle = os.open(sys.argv[1], os.O_RDONLY); os.read(handle, 1)"
-        os.close(reader)
-        with subprocess.Popen([sys.executable, "-c", script, str(pipe)]):
-            code, _, err = run([command, str(journal), "-o", str(pipe), *more], capsys)
-        assert code in (0, 1)  # a pipe holds 64 KiB: what is shorter may arrive before the reader leaves
-        assert err == ("" if code == 0 else f"bandmaster {command}: {pipe} cannot be written: [Errno 32] Broken pipe\n")
-        assert stat.S_ISFIFO(pipe.stat().st_mode)
+    """Who leaves a pipe early costs exit code 1 and a line with the file's name; the pipe stays."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    leave = "import os, sys; os.read(os.open(sys.argv[1], os.O_RDONLY), 1)"
+    with subprocess.Popen([sys.executable, "-c", leave, str(pipe)]):
+        code, _, err = run(["export", str(journal), "-o", str(pipe)], capsys)
+    assert (code, err) == (1, f"bandmaster export: {pipe} cannot be written: [Errno 32] Broken pipe\n")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_segment_that_cannot_be_read_is_not_blamed_on_the_output(
+    journal: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 4 and the segment's name, wherever the export goes."""
+
+    def refused(self: DiskStorage, name: str) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self.directory / name))
+
+    monkeypatch.setattr(DiskStorage, "read", refused)
+    code, out, err = run(["export", str(journal)], capsys)
+    assert (code, out) == (4, "")
+    assert err.startswith(f"bandmaster export: [Errno 13] Permission denied: '{journal}/")
+
+
+def test_a_record_behind_the_end_has_a_note(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The state at the end is told, and that it is the end's."""
+    code, out, _ = run(["replay", "until", "999999", str(journal), "--processes", "1"], capsys)
+    assert code == 0
+    assert "note: the journal ends at record" in out
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_an_old_page_stays_until_the_new_one_is_whole(
+    full: bool, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full at the end leaves it as it was, and nothing beside it."""
+
+    def fsync(handle: int) -> None:
+        if full:
+            raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(result_files.os, "fsync", fsync)
+    for command in ("view", "export"):
+        page = tmp_path / command
+        page.write_text("old")
+        code, _, err = run([command, str(journal), "-o", str(page)], capsys)
+        assert (code, page.read_text() == "old") == ((1, True) if full else (0, False))
+        assert ("No space left on device" in err) is full
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "view"]
