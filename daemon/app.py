@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,11 +98,12 @@ def exit_code_of(error: BaseException) -> Exit:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a life reaches beyond its loop: ranks, the socket of front ends, threads. A simulated world has others."""
+    """What a life reaches beyond its loop: ranks, front ends, threads, signals. A simulated world has others."""
 
     ranks: Callable[..., RankSupervisor] = RankSupervisor
     bind: Callable[..., Socket] = bind_router
     in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync
+    signals: Callable[[], AbstractContextManager[Any]] = lambda: trio.open_signal_receiver(*SIGNALS)
 
 
 class Daemon:
@@ -299,7 +301,7 @@ class Daemon:
 
     async def run(self, found: Found) -> Exit:
         """Serve until an order or a failure ended it; returns the exit code."""
-        with trio.open_signal_receiver(*SIGNALS) as signals:
+        with self._outside.signals() as signals:
             take_signals()
             try:
                 await self._live(signals, found)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from ipc.messages import Accepted, Generate, Sampling
 from journal import records
 from journal.reader import Record
 from journal.records import DECISION_VERSION, KIND_OF, SCHEMA_VERSION, Closed, Opened
+from tools import cli
 from tools.accounts import command
 from tools.accounts.check import Checker, Result
 from tools.accounts.log_side import LogLines
 from tools.accounts.metrics_side import NoScrape, Scrape, read_scrape
 from tools.accounts.plants import PLANTS, Found, try_plant
 from tools.accounts.simulated import simulate
+from tools.accounts.world.world import World
 
 LIFE = "a" * 32
 NEXT = "b" * 32
@@ -360,6 +364,27 @@ def test_another_finding_than_the_expected_one_is_none() -> None:
         result.findings.add("journal", 1, 1, "something else")
         result.findings.add(between, life, 9, text)
         assert Found(planted, result).found == found
+
+
+def test_an_interrupt_ends_the_simulated_world_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGINT is the command's and no life's: exit code 130, however many requests were still to come."""
+    sent: list[int] = []
+    update = World.run
+
+    def run(self: World, progress: Any = None) -> Any:
+        def interrupt(done: int) -> None:
+            sent.append(done)
+            if len(sent) == 40:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return update(self, interrupt)
+
+    monkeypatch.setattr(World, "run", run)
+    assert cli.main(["accounts", "--simulate", "5000", "--keep", str(tmp_path / "kept")]) == cli.INTERRUPTED
+    assert capsys.readouterr().err.endswith("bandmaster accounts: interrupted\n")
+    assert 40 <= len(sent) < 400
 
 
 def test_usage_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,17 @@ class WorldClock:
 
 class CoreRaised(RuntimeError):
     """What the world makes a core raise."""
+
+
+@contextmanager
+def no_signals() -> Iterator[AsyncIterator[int]]:
+    """In the place of the daemon's: what is sent to this process is meant for the command, not for a life."""
+
+    async def never() -> AsyncIterator[int]:
+        await trio.sleep_forever()
+        yield 0
+
+    yield never()
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -152,14 +165,30 @@ class World:
         self._all_sent = trio.Event()
         self._quota = 0.0  # requests that may have been sent by now
         self._progress: Callable[[int], None] = lambda sent: None
+        self._interrupted = False
 
     def run(self, progress: Callable[[int], None] | None = None) -> Outcome:
-        """Run it to its end; `progress` gets how many requests were sent."""
+        """Run it to its end; `progress` gets how many requests were sent. SIGINT raises KeyboardInterrupt at once."""
         self._progress = progress or self._progress
         trio.run(self._run, clock=MockClock(autojump_threshold=0))
+        if self._interrupted:
+            raise KeyboardInterrupt
         return self.outcome
 
     async def _run(self) -> None:
+        """The lives, until they are over or SIGINT comes; a life may be cut anywhere, as by the fate `killed`."""
+        with trio.open_signal_receiver(signal.SIGINT) as interrupts:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._interrupt, interrupts, nursery.cancel_scope)
+                await self._lives()
+                nursery.cancel_scope.cancel()
+
+    async def _interrupt(self, interrupts: AsyncIterator[int], world: trio.CancelScope) -> None:
+        async for _ in interrupts:
+            self._interrupted = True
+            world.cancel()
+
+    async def _lives(self) -> None:
         began = trio.current_time()
         async with trio.open_nursery() as nursery, self._client("fe-0") as first, self._client("fe-1") as second:
             nursery.start_soon(self._scrape)
@@ -187,7 +216,9 @@ class World:
         except JournalError as error:
             self.outcome.problems.append(f"the journal cannot be opened: {error}")
             raise
-        outside = Outside(lambda *parts: WorldRanks(self.machine, *parts), self.board.bind, inline)  # type: ignore[arg-type]
+        ranks: Any = lambda *parts: WorldRanks(self.machine, *parts)  # noqa: E731
+        bind: Any = self.board.bind
+        outside = Outside(ranks, bind, inline, no_signals)
         self.machine.dies_after_s = math.inf
         front = front_server(self.settings, self.run_dir)
         daemon = Daemon(self.settings, self.run_dir, front, writer, self.clock, log, lambda: lines.lost, outside)
