@@ -44,4 +44,7 @@ def _compress(storage: Storage, name: str) -> None:
         storage.close(handle)
     storage.rename(temporary, name + ARCHIVE_SUFFIX)
     storage.sync_directory()
-    storage.remove(name)
+    try:
+        storage.remove(name)
+    except FileNotFoundError:  # a trim deleted it meanwhile; its archive alone would stand in front of a gap
+        storage.remove(name + ARCHIVE_SUFFIX)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -114,9 +113,20 @@ class Walk:
             if number != place:
                 header = segment.load_header(self.storage, names[number])
                 begins = f", which begins with record {header.first_sequence}" if header is not None else ""
-                what = f"the next segment there is {segment.segment_name(number)}{begins}"
+                what = f"the next segment there is {segment.segment_name(number)}{begins}{self._in_front(names, place)}"
                 self._find(Case(Condition.SEGMENT_MISSING), segment.segment_name(place), 0, what)
                 return
+
+    def _in_front(self, names: dict[int, str], missing: int) -> str:
+        """What stands in front of a missing segment; a trim, which deletes the oldest first, leaves nothing there."""
+        front = [name for number, name in names.items() if number < missing]
+        if not front:
+            return ""
+        behind = names[min(number for number in names if number > missing)]
+        text = f"; {front[0]} to {front[-1]} stand in front of it, so it was not trimmed: put it back"
+        if _covered(self.storage, behind):
+            text += ", or move those away: a snapshot covers what stood before the next one"
+        return text
 
     def _trimmed(self, oldest: str) -> bool:
         """Note that the beginning was trimmed, if it was."""
@@ -246,20 +256,17 @@ class Walk:
 
 
 def _strange(here: Segment, ahead: Segment) -> bool:
-    """Whether the segment ahead is another journal's: what it names as its predecessor is none of ours."""
+    """Whether what the segment ahead names as its predecessor is another file: another journal's, or a missing one."""
     if here.header is None or ahead.header is None:
         return False
+    if ahead.number != here.number + 1:
+        return True
     return here.header.journal_id != ahead.header.journal_id
 
 
 def readable_segments(storage: Storage) -> dict[int, str]:
-    """Segment files by number, without those that a trim left behind: older than a gap, and covered by a snapshot."""
-    names = segment.segment_names(storage.names())
-    numbers = list(names)
-    behind = [number for before, number in pairwise(numbers) if number != before + 1]
-    if not behind or not _covered(storage, names[behind[-1]]):
-        return names
-    return {number: name for number, name in names.items() if number >= behind[-1]}
+    """Segment files by number. A gap among them is no trim, which deletes the oldest first: a walk refuses it."""
+    return segment.segment_names(storage.names())
 
 
 def _covered(storage: Storage, name: str) -> bool:

@@ -12,6 +12,8 @@ import pytest
 
 from daemon.recovery import recover
 from journal import segment, snapshots
+from journal.archive import compress_segments
+from journal.errors import JournalDamaged
 from journal.opening import open_journal
 from journal.segment import segment_names
 from journal.snapshots import decode_body, encode_body, snapshot_names
@@ -20,6 +22,8 @@ from journal.writer import JournalSettings
 from tests.journal.helpers import ID
 from tests.journal.world import World
 from tools import replay, trim, verify
+from tools.accounts import command as accounts
+from tools.why import command as why
 
 SMALL = JournalSettings(segment_bytes=12 << 10)
 EVERY_BYTES = 18_000
@@ -159,10 +163,10 @@ def test_without_two_usable_snapshots_there_is_nothing_to_trim(
 
 
 def test_interrupted_anywhere_it_leaves_a_journal(journal: Path, lived: tuple[Path, World], tmp_path: Path) -> None:
-    """Any of the files that are to go may still be there, as a crash or a compression at that moment leaves them."""
+    """The oldest go first: of the files that are to go, any number of the newest may still be there."""
     going = trim.trim(DiskStorage(journal), dry=True).segments
     assert len(going) >= 3
-    for left in ([], going[:1], going[1:], [going[0], going[2]], going[-1:]):
+    for left in (going[place:] for place in range(len(going) + 1)):
         copy = Path(shutil.copytree(journal, tmp_path / f"left {len(left)} {left[:1]}"))
         for name in going:
             if name not in left:
@@ -171,6 +175,48 @@ def test_interrupted_anywhere_it_leaves_a_journal(journal: Path, lived: tuple[Pa
         assert trim.main([str(copy)]) == trim.TRIMMED
         goes_on_as(copy, lived[1])
         assert not set(going) & set(files(copy))
+
+
+def test_a_gap_with_segments_in_front_of_it_was_not_trimmed(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Though snapshots cover it: every command and a start name it and delete nothing; moved away, it is trimmed."""
+    going = trim.trim(DiskStorage(journal), dry=True).segments
+    gone, front = going[-1], going[:-1]
+    (journal / gone).unlink()
+    before = files(journal)
+    assert verify.main([str(journal), "--json"]) == verify.DAMAGED
+    assert "segment_missing" in {found["rule"] for found in json.loads(capsys.readouterr().out)["findings"]}
+    assert check(journal) == replay.DAMAGED
+    assert trim.main([str(journal)]) == trim.DAMAGED
+    for command in (accounts, why):
+        assert command.main([str(journal)]) == command.DAMAGED
+    said = capsys.readouterr().err
+    number = gone.partition(".")[0]
+    assert said.count(f"{number}.kvj at byte 0") == 4
+    assert said.count(f"{front[0]} to {front[-1]} stand in front of it, so it was not trimmed: put it back, or") == 4
+    with pytest.raises(JournalDamaged, match=f"{number}.*or move those away"):
+        open_journal(DiskStorage(journal), SMALL, ID)
+    assert {name: data for name, data in files(journal).items() if name != "LOCK"} == {
+        name: data for name, data in before.items() if name != "LOCK"
+    }
+    for name in front:
+        (journal / name).unlink()
+    assert check(journal) == replay.REPRODUCED
+
+
+def test_a_compression_does_not_bring_back_what_a_trim_deletes(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain file goes while its archive is being made: the archive goes too."""
+    storage = DiskStorage(journal)
+    first = segment_names(storage.names())[1]
+    assert first.endswith(".kvj")
+    renamed = storage.rename
+
+    def rename(name: str, new_name: str) -> None:
+        (journal / first).unlink(missing_ok=True)
+        renamed(name, new_name)
+
+    monkeypatch.setattr(storage, "rename", rename)
+    compress_segments(storage, 2)
+    assert 1 not in segment_names(storage.names())
 
 
 def test_a_trimmed_journal_without_a_snapshot_is_damaged(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
