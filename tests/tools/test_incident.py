@@ -427,6 +427,9 @@ def test_an_archive_holds_journal_logs_versions_and_a_summary(
     text = (folder / "summary.txt").read_text()
     for words in ("Life second", "Life first", "the world ends it", "no daemon runs"):
         assert words in text
+    _, older = text.split("Life second")[1].split("Life first")
+    assert "or goes on" not in older, "another life stands behind it"
+    assert "ended by no record: it was cut off: the daemon was killed, or it crashed" in older
     logged = (folder / "logs" / "daemon.log").read_text()
     assert json.loads(logged.splitlines()[0])["request"] == 1
     for words in ("secret", "plain words", '"r1"', "stop token 7"):

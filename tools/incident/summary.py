@@ -162,7 +162,7 @@ def text(told: Told, journal: Path, notes: list[str], checked: str) -> Iterator[
     left_out = told.lives_seen - len(told.lives)
     for life in reversed(told.lives):
         yield ""
-        yield from _life(life)
+        yield from _life(life, newest=life is told.lives[-1])
     if left_out:
         yield f"(and {left_out} earlier lives)"
     yield ""
@@ -171,14 +171,15 @@ def text(told: Told, journal: Path, notes: list[str], checked: str) -> Iterator[
         yield from (f"  {line}" for line in _why(number, journal))
 
 
-def _life(life: Life) -> Iterator[str]:
+def _life(life: Life, newest: bool) -> Iterator[str]:
+    cut = "it was cut off, or goes on" if newest else "it was cut off: the daemon was killed, or it crashed"
     yield f"Life {life.name}, from {_time(life.opened_ns)}" + (f" to {_time(life.last_ns)}" if life.last_ns else "")
-    yield f"  ended {life.ended or 'by no record: it was cut off, or goes on'}"
+    yield f"  ended {life.ended or f'by no record: {cut}'}"
     if life.versions:
         yield "  " + ", ".join(f"{name} {version}" for name, version in life.versions.items())
     if life.taken_over:
         yield f"  took over {life.taken_over} requests of the life before"
-    last = "until the life ended" if life.ended else "it was cut off, or goes on"
+    last = "until the life ended" if life.ended else cut
     for epoch in life.epochs:
         model = f" of {epoch.model}" if epoch.model else ""
         yield f"  epoch {epoch.number}{model}, {epoch.steps} steps: {epoch.ended or last}"
