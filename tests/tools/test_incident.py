@@ -404,7 +404,8 @@ def unpacked(archive: Path, target: Path) -> Path:
     """The one folder in an archive."""
     data = zstandard.ZstdDecompressor().decompressobj().decompress(archive.read_bytes())
     with tarfile.open(fileobj=io.BytesIO(data)) as files:
-        files.extractall(target, filter="data")
+        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python before 3.11.4
+        files.extractall(target, **safe)
     folders = list(target.iterdir())
     assert len(folders) == 1
     return folders[0]

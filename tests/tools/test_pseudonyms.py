@@ -30,17 +30,17 @@ def mapped(how: Tokens, prompt: list[int], tip: Tip | None = None) -> list[int]:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 9, 100, 4093])
-@pytest.mark.parametrize("blocks", [(), (4,)])
-def test_the_next_token_of_a_sequence_is_permuted(vocabulary: int, blocks: tuple[int, ...]) -> None:
-    """Every id of the vocabulary comes out once behind every beginning; ids that end requests stay among themselves."""
+@pytest.mark.parametrize("pages", [(), (4,)])
+def test_the_next_token_of_a_sequence_is_permuted(vocabulary: int, pages: tuple[int, ...]) -> None:
+    """Every id of the vocabulary comes out once behind every beginning; what ends requests is one id everywhere."""
     stops = tuple(range(3, min(vocabulary, 9)))
-    how = tokens(vocabulary, (0,), stops, block_sizes=blocks)
+    how = tokens(vocabulary, (0,), stops, page_sizes=pages)
     tip = how.root("")
     for _ in range(6):
         images = [how.one(tip, id)[0] for id in range(vocabulary)]
         assert sorted(images) == list(range(vocabulary))
         assert images[0] == 0
-        assert {images[id] for id in stops} == set(stops)
+        assert [images[id] for id in stops] == [how.stop_id(id) for id in stops]
         _, tip = how.one(tip, vocabulary // 2)
 
 
@@ -56,15 +56,6 @@ def test_sequences_are_equal_exactly_as_far_as_their_originals() -> None:
         assert sum(a == b for a, b in zip(ours[len(shared) :], theirs[len(shared) :], strict=True)) <= 2
         assert sum(a == b for a, b in zip(one, ours, strict=True)) <= 2
     assert mapped(how, [5, 6, 8]) != mapped(how, [5, 6, 8], how.root("salt:b"))
-
-
-def test_pages_stay_equal_by_the_second_scheme() -> None:
-    """Equal pages at equal places are equal whatever stands in front; at other places they are not."""
-    how = tokens(5000, block_sizes=[16])
-    page = list(range(100, 116))
-    one, other = mapped(how, [*range(16), *page, *page]), mapped(how, [*range(1, 17), *page])
-    assert one[16:32] == other[16:32] != one[32:48]
-    assert one[:16] != other[:16]
 
 
 def test_a_column_is_mapped_as_its_tokens_one_by_one() -> None:
@@ -116,15 +107,15 @@ def test_what_ended_a_choice_names_the_mapped_id_and_no_folder() -> None:
 LINES = [
     ({"event": "Finished", "request": 4, "id": "cmpl-7-0"}, "cmpl-7", "Finished"),
     ({"event": "Accepted", "frontend": "ann", "prompt_tokens": 9}, "ann", "9"),
-    ({"event": "front_end_gone", "text": "hello secret"}, "secret", "front_end_gone"),
-    ({"event": "X", "namespace": "salt:ann"}, "ann", "X"),
+    ({"event": "front_end_lost", "text": "hello secret"}, "secret", "front_end_lost"),
+    ({"event": "ann", "namespace": "salt:ann"}, "ann", "left out"),
     ({"event": "Failed", "process": "frontend", "error": "bad prompt 'ann'"}, "ann", "Failed"),
     ({"event": "Failed", "process": "daemon", "error": "no space on /srv/ann/x"}, "ann", "no space"),
     ({"event": "fault", "trace": "Traceback (most recent call last):\n  File \"/srv/ann/a.py\", line 3, in f\n"
       "    secret()\nValueError: ann"}, "ann", "a.py"),
     ({"event": "Starting", "settings": {"run-dir": "/srv/ann", "page-size": "16"}}, "ann", "16"),
     ({"event": "Starting", "settings": {"cache-quotas": "ann=1", "model": "/srv/ann/big"}}, "ann", ".../big"),
-    ({"event": "HttpRequest", "path": "/v1/completions?q=ann", "status": 200}, "ann", "/v1/completions"),
+    ({"event": "HttpRequest", "path": "/v1/completions?q=ann", "status": 200}, "ann", "HttpRequest"),
     ({"event": "nested", "requests": [{"id": "ann", "row": 3}]}, "ann", "3"),
 ]  # fmt: skip
 
@@ -136,7 +127,7 @@ def test_a_log_line_keeps_what_the_list_names(event: dict[str, object], gone: st
     assert cleaned is not None
     assert gone not in cleaned
     assert kept in cleaned
-    assert json.loads(cleaned).keys() == event.keys()
+    assert json.loads(cleaned).keys() <= {*event, "fields_left_out"}
 
 
 @pytest.mark.parametrize(

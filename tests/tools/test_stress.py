@@ -189,11 +189,19 @@ def started(*argv: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
+def _command_line(child: psutil.Process) -> str:
+    """Empty for one that has just ended, as a compiler does that was asked for its version."""
+    try:
+        return " ".join(child.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def workers_of(pid: int) -> list[psutil.Process]:
     """Its processes that run programs: all but the one that tracks their resources; waited for."""
     while True:
         children = psutil.Process(pid).children()
-        found = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        found = [child for child in children if "spawn_main" in _command_line(child)]
         if len(found) == 2 and all(child.cpu_times().user > 0.5 for child in found):
             return found
 
