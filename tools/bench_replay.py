@@ -1,6 +1,6 @@
 """`bandmaster bench replay`: how fast a journal is replayed, and that its length costs no memory.
 
-    bandmaster bench replay [--steps 4000] [--running 64] [--json] [--check]    recorded here, once and 8 times as long
+    bandmaster bench replay [--steps 12000] [--running 64] [--json] [--check]    recorded here, once and 8 times as long
     bandmaster bench replay --journal DIR [--json] [--check]                    one that is there, beside its own time
 
 Owns the recording of a steady load on a simulated device and the measuring of `bandmaster replay check` on it, in
@@ -193,7 +193,8 @@ def main(argv: list[str] | None = None) -> int:
     """`bandmaster bench replay`."""
     parser = argparse.ArgumentParser(prog="bandmaster bench replay", description=__doc__.partition("\n")[0])
     parser.add_argument("--journal", metavar="DIR", help="a journal that is there, instead of recording some")
-    parser.add_argument("--steps", type=int, default=4000, help=f"of the short journal; the long has {LONGER} times")
+    text = f"of the short journal, which must be long enough to fill the state; the long has {LONGER} times as many"
+    parser.add_argument("--steps", type=int, default=12000, help=text)
     parser.add_argument("--running", type=int, default=64, help="requests that run at once")
     parser.add_argument("--shape", choices=sorted(SHAPES), action="append", help="bands [each shape]")
     parser.add_argument("--processes", type=int, choices=(1, 2), default=2, help="for --journal")
