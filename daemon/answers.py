@@ -1,7 +1,7 @@
 """Answers: what the daemon says to a front end's `Ask`, as JSON or text.
 
-Owns the table of questions. Must never change anything except through the engine's orders (`drain`, `flush`,
-`flush_cache`).
+Owns the tables of questions and of orders. Must never change anything except through the engine's orders (`drain`,
+`flush`, `flush_cache`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ class Answers:
         self._began_ns = daemon.clock.now_ns()
         self._watch_ns = 0  # what the newest answer to `watch` took of the loop
 
-    def handlers(self) -> dict[str, Handler]:
-        """Every question by name; `ping` is the gateway's own."""
+    def questions(self) -> dict[str, Handler]:
+        """By name, what changes nothing: anybody may ask it. `ping` is the gateway's own."""
         return {
             "health": self._health,
             "status": self._status,
             "watch": self._watch,
             "life": self._life,
             "metrics": self._metrics,
+        }
+
+    def orders(self) -> dict[str, Handler]:
+        """By name, what changes something: for front ends, never for who only watches."""
+        return {
             "drain": self._drain,
             "flush": self._flush,
             "flush_cache": self._flush_cache,

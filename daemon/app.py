@@ -155,6 +155,7 @@ class Daemon:
             log.warning(
                 "InsecureEndpoint", endpoint=front.endpoint, effect="anyone who connects reads prompts and outputs"
             )
+        answers = Answers(self)
         self.gateway = Gateway(
             endpoint=front.endpoint,
             keys=front.keys,
@@ -166,7 +167,8 @@ class Daemon:
             now_ns=clock.now_ns,
             draw_seed=clock.seed,
             log=log,
-            asks=Answers(self).handlers(),
+            asks=answers.questions(),
+            orders=answers.orders(),
             silence_s=settings.frontend_timeout_s,
             trouble=lambda: self.epochs.trouble,
             bind=self._outside.bind,

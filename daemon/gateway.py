@@ -5,6 +5,7 @@ message of a connected front end reach the core, nor let any peer end a task, bl
 bound. Invariants:
 
 * a full engine mailbox makes the gateway stop reading; nothing that was read is dropped;
+* a watcher (`Connect.watches`) gets answers to questions and nothing else, on places of its own;
 * one request's messages leave in order: Accepted, its tokens, its Finished; Accepted not before it is on disk;
 * who does not read is cut off: its connection is forgotten, never its requests (`silence_s` later those end too).
 """
@@ -62,8 +63,8 @@ BUSY_RETRY_MS = 1000
 
 COUNTERS = (
     "received", "sent", "sent_bytes", "malformed", "not_connected", "rejected", "connects", "takeovers",
-    "too_many_frontends", "refused_here", "mailbox_full", "undelivered", "disconnects", "slow_readers_cut",
-    "outbox_dropped", "frontends_lost", "asks", "asks_failed", "asks_busy",
+    "too_many_frontends", "too_many_watchers", "refused_here", "mailbox_full", "undelivered", "disconnects",
+    "slow_readers_cut", "outbox_dropped", "frontends_lost", "asks", "asks_failed", "asks_busy",
 )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ class Gateway:
         draw_seed: Callable[[], int],
         log: Any,
         asks: Mapping[str, AskHandler] | None = None,
+        orders: Mapping[str, AskHandler] | None = None,
         keys: ServerKeys | None = None,
         insecure: bool = False,
         silence_s: float = 10.0,
@@ -90,14 +92,16 @@ class Gateway:
     ) -> None:
         """`names` is the core's live list of front ends, `draw_seed` gives a fresh int64 per request.
 
-        `trouble` says what is waited for while the door is closed; empty where there is nothing to say.
+        `asks` are the questions that anybody may ask, `orders` those to which only a front end is entitled, because
+        they change something. `trouble` says what is waited for while the door is closed; empty where there is nothing.
         """
         self._endpoint, self._keys, self._insecure = endpoint, keys, insecure
         self._life, self._limits = life, limits
         self._mailbox, self._names = mailbox, names
         self._now_ns, self._draw_seed = now_ns, draw_seed
         self._asks = dict(asks or {})
-        self._asks_running = 0
+        self._orders = dict(orders or {})
+        self._asks_running = {False: 0, True: 0}  # by whether a watcher asked: it takes no front end's place
         self._silence_s = silence_s
         self._trouble = trouble
         self._bind = bind
@@ -231,7 +235,9 @@ class Gateway:
             live.pop(message.id, None)
 
     def _send_to(self, name: str, message: ToFrontEnd) -> None:
-        session = self._sessions.by_name(name)
+        self._send(self._sessions.by_name(name), message)
+
+    def _send(self, session: Session | None, message: ToFrontEnd) -> None:
         if session is None or session.identity is None:
             self.stats["undelivered"] += 1
             return
@@ -366,7 +372,7 @@ class Gateway:
 
     def _malformed(self, identity: bytes, session: Session | None, error: DecodeError) -> None:
         """Bytes that are no message. Where they are a request that could be told apart, it is that one's refusal."""
-        if session is not None and error.id:
+        if session is not None and error.id and not session.watches:
             too_long = error.field == "prompt" and error.code == "too_long"
             code = RefusalCode.PROMPT_TOO_LONG if too_long else RefusalCode.BAD_PARAMETER
             self._refuse_here(session, Refused(error.id, code, error.text, error.field))
@@ -406,10 +412,7 @@ class Gateway:
             return
         session, replaced = self._sessions.connect(message, identity, trio.current_time())
         if session is None:
-            self.stats["too_many_frontends"] += 1
-            text = f"{len(self._sessions)} front ends are connected, the limit is {self._limits.frontends_max}"
-            self._complaints.note("too_many_front_ends", "frontends", peer=message.frontend, text=text)
-            self._reject(identity, "too_many_frontends", text)
+            self._no_place(identity, message)
             return
         self.stats["connects"] += 1
         if replaced is not None:
@@ -417,38 +420,52 @@ class Gateway:
             self._reject(replaced, "taken_over", f"another connection introduced itself as {message.frontend}")
         self._someone.set()
         self._log.info("front_end_connected", frontend=session.name, takeover=replaced is not None)
-        self._send_to(session.name, Welcome(PROTOCOL_VERSION, self._facts, self._limits.as_dict(), self._life))
+        self._send(session, Welcome(PROTOCOL_VERSION, self._facts, self._limits.as_dict(), self._life))
+
+    def _no_place(self, identity: bytes, message: Connect) -> None:
+        """All places of its kind are taken; watchers and front ends have their own."""
+        kind, event, counter = ("front ends", "too_many_front_ends", "too_many_frontends")
+        if message.watches:
+            kind, event, counter = ("watchers", "too_many_watchers", "too_many_watchers")
+        text = f"{self._sessions.most(message.watches)} {kind} are connected or left just now, which is the limit"
+        self.stats[counter] += 1
+        self._complaints.note(event, kind, peer=message.frontend, text=text)
+        self._reject(identity, counter, text)
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def _ask(self, session: Session, ask: Ask, nursery: trio.Nursery) -> None:
         self.stats["asks"] += 1
         if ask.what == "ping":
-            self._send_to(session.name, Answer(ask.ticket, True, self._life))
+            self._send(session, Answer(ask.ticket, True, self._life))
             return
-        handler = self._asks.get(ask.what)
-        if handler is None:
-            known = ", ".join(sorted([*self._asks, "ping"]))
-            self._send_to(session.name, Answer(ask.ticket, False, f"unknown question {ask.what!r}; known: {known}"))
-        elif self._asks_running >= self._limits.asks_running_max:
+        entitled = self._asks if session.watches else self._asks | self._orders
+        handler, running = entitled.get(ask.what), self._asks_running[session.watches]
+        if handler is None and ask.what in self._orders:
+            text = f"{ask.what} is an order, and {session.name} only watches: connect as a front end to give it"
+            self._send(session, Answer(ask.ticket, False, text))
+        elif handler is None:
+            known = ", ".join(sorted([*entitled, "ping"]))
+            self._send(session, Answer(ask.ticket, False, f"unknown question {ask.what!r}; known: {known}"))
+        elif running >= self._limits.asks_running_max:
             self.stats["asks_busy"] += 1
-            text = f"{self._asks_running} questions are being answered, which is the limit; ask again"
-            self._send_to(session.name, Answer(ask.ticket, False, text))
+            text = f"{running} questions are being answered, which is the limit; ask again"
+            self._send(session, Answer(ask.ticket, False, text))
         else:
-            self._asks_running += 1
-            nursery.start_soon(self._answer, session.name, ask, handler)
+            self._asks_running[session.watches] += 1
+            nursery.start_soon(self._answer, session, ask, handler)
 
-    async def _answer(self, name: str, ask: Ask, handler: AskHandler) -> None:
+    async def _answer(self, session: Session, ask: Ask, handler: AskHandler) -> None:
         """Run a handler; whatever it raises is an answer and a log line, and serving goes on."""
         try:
             ok, body = await handler(ask.options)
         except Exception as error:
             self.stats["asks_failed"] += 1
-            self._log.error("ask_failed", what=ask.what, frontend=name, error=repr(error), exc_info=True)
+            self._log.error("ask_failed", what=ask.what, frontend=session.name, error=repr(error), exc_info=True)
             ok, body = False, f"{ask.what} failed: {error!r}"
         finally:
-            self._asks_running -= 1
-        self._send_to(name, Answer(ask.ticket, ok, body))
+            self._asks_running[session.watches] -= 1
+        self._send(session, Answer(ask.ticket, ok, body))
 
     # --- silence -----------------------------------------------------------------------------------------------------
 
@@ -472,7 +489,7 @@ class Gateway:
     async def _give_up_silent(self, rounds: int) -> None:
         """One round. After a wait nobody else is given up in it: their messages may have lain unread meanwhile."""
         for session in self._sessions.silent(rounds):
-            if not session.served:
+            if session.watches:
                 self._sessions.give_up(session)
                 self._log.info("watcher_left", frontend=session.name)
                 continue

@@ -1,9 +1,9 @@
 """Sessions: which front ends are connected, what they have running, and what waits to be read by them.
 
-Owns the two maps between front-end names and ZeroMQ identities. Must never remember a peer that did not introduce
-itself: memory grows with names that connected, at most `frontends_max`, whatever else knocks. Invariants: a name has
-at most one identity and an identity at most one name; a session without identity keeps its name until it returns or
-is given up.
+Owns the maps between names and ZeroMQ identities, one for front ends and one for watchers. Must never remember a peer
+that did not introduce itself: memory grows with names that connected, at most `frontends_max` and `watchers_max`,
+whatever else knocks; nor let a watcher take a name or a place of a front end. Invariants: a name has at most one
+identity and an identity at most one name; a session without identity keeps its name until it returns or is given up.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from ipc.messages import Connect
 
 
 class Session:
-    """One front end by name, over its reconnects."""
+    """One front end, or one watcher, by name, over its reconnects."""
 
     __slots__ = (
-        "attempt", "connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes", "process", "served",
+        "attempt", "connects", "heard_s", "identity", "live", "name", "outbox", "outbox_bytes", "process",
         "silent_rounds", "watches",
     )  # fmt: skip
 
-    def __init__(self, name: str, now_s: float) -> None:
+    def __init__(self, name: str, now_s: float, watches: bool = False) -> None:
         self.name = name
+        self.watches = watches  # it only asks: the core never hears of it
         self.identity: bytes | None = None
         self.process, self.attempt = "", 0  # who introduced itself last, and on its which connection
         self.heard_s = now_s
         self.silent_rounds = 0  # rounds of housekeeping since it was heard
         self.connects = 0
-        self.watches = False  # whoever has the name now only asks
-        self.served = False  # somebody had it who did not: the core may know it
         self.live: dict[str, set[int]] = {}  # request id -> choices that have not ended (none: not yet answered)
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0
@@ -55,58 +54,65 @@ class Session:
 
 
 class Sessions:
-    """All front ends that are connected or not yet given up."""
+    """All front ends and watchers that are connected or not yet given up."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._by_name: dict[str, Session] = {}
+        self._frontends: dict[str, Session] = {}
+        self._watchers: dict[str, Session] = {}  # may go by the names of front ends
         self._by_identity: dict[bytes, Session] = {}
 
     def __len__(self) -> int:
-        """Names known."""
-        return len(self._by_name)
+        """Sessions known."""
+        return len(self._frontends) + len(self._watchers)
 
     def __iter__(self) -> Iterator[Session]:
-        """Sessions in the order of their first connect; a copy, so that sessions may go meanwhile."""
-        return iter(list(self._by_name.values()))
+        """Front ends in the order of their first connect, then watchers; a copy, so that sessions may go meanwhile."""
+        return iter([*self._frontends.values(), *self._watchers.values()])
 
     def by_identity(self, identity: bytes) -> Session | None:
         """Who speaks on this connection, or None for a stranger."""
         return self._by_identity.get(identity)
 
     def by_name(self, name: str) -> Session | None:
-        """The session of this name, or None when it was given up."""
-        return self._by_name.get(name)
+        """The front end of this name, or None when it was given up."""
+        return self._frontends.get(name)
 
     def expect(self, name: str, now_s: float) -> None:
         """A front end of an earlier life may come back; who left requests behind is never one too many."""
-        self._by_name.setdefault(name, Session(name, now_s)).served = True
+        self._frontends.setdefault(name, Session(name, now_s))
 
     def is_late(self, connect: Connect) -> bool:
         """Whether the same process has introduced itself on a later connection; this one was given up."""
-        session = self._by_name.get(connect.frontend)
+        session = self._named(connect.watches).get(connect.frontend)
         return session is not None and session.process == connect.process and connect.attempt < session.attempt
 
     def connect(self, connect: Connect, identity: bytes, now_s: float) -> tuple[Session | None, bytes | None]:
         """Bind a name to an identity: the session, or None when there are too many; and the identity it replaced."""
-        name = connect.frontend
-        session = self._by_name.get(name)
+        name, named = connect.frontend, self._named(connect.watches)
+        session = named.get(name)
         if session is None:
-            if len(self._by_name) >= self._limits.frontends_max:
+            if len(named) >= self.most(connect.watches):
                 return None, None
-            session = self._by_name[name] = Session(name, now_s)
+            session = named[name] = Session(name, now_s, connect.watches)
         other = self._by_identity.get(identity)
         if other is not None and other is not session:
-            self.disconnect(other)  # one connection changed its name: the old name is without one
+            self.disconnect(other)  # one connection changed its name or its kind: the old one is without
         replaced = session.identity if session.identity != identity else None
         self.disconnect(session)
         session.identity = identity
-        session.process, session.attempt, session.watches = connect.process, connect.attempt, connect.watches
-        session.served = session.served or not connect.watches
+        session.process, session.attempt = connect.process, connect.attempt
         session.heard(now_s)
         session.connects += 1
         self._by_identity[identity] = session
         return session, replaced
+
+    def most(self, watches: bool) -> int:
+        """How many watchers, or front ends, there may be."""
+        return self._limits.watchers_max if watches else self._limits.frontends_max
+
+    def _named(self, watches: bool) -> dict[str, Session]:
+        return self._watchers if watches else self._frontends
 
     def disconnect(self, session: Session) -> int:
         """The session's connection is gone or cut; its name stays. How many queued messages were dropped."""
@@ -116,12 +122,12 @@ class Sessions:
         return session.empty_outbox()
 
     def give_up(self, session: Session) -> None:
-        """Forget a front end."""
+        """Forget a front end or a watcher."""
         self.disconnect(session)
-        del self._by_name[session.name]
+        del self._named(session.watches)[session.name]
 
     def silent(self, rounds: int) -> list[Session]:
         """Count one more silent round for everyone; the sessions that have reached `rounds`."""
-        for session in self._by_name.values():
+        for session in self:
             session.silent_rounds += 1
-        return [session for session in self._by_name.values() if session.silent_rounds >= rounds]
+        return [session for session in self if session.silent_rounds >= rounds]

@@ -65,7 +65,7 @@ class DaemonClient:
     ) -> None:
         """`return_within_s`: how long open streams wait for a daemon that gives no sign of life; 0: not at all.
 
-        `watches`: it is there to `ask`, and can send no request.
+        `watches`: it is there to `ask` questions; it can give no order and send no request (ValueError).
         """
         self.endpoint = endpoint
         self.frontend = frontend
@@ -165,6 +165,8 @@ class DaemonClient:
     async def begin(self, stream: RequestStream) -> None:
         """Send a stream's request. What the daemon could not read is refused here, and never sent."""
         await trio.lowlevel.checkpoint()  # cancelled: nothing was sent, so there is nothing to abort
+        if self._watches:
+            raise ValueError(f"{self.frontend} only watches (watches=True): it can ask, and send no request")
         if self._connection is None:
             raise DaemonLost(self.lost_reason)
         self._streams.begin(stream)

@@ -26,11 +26,12 @@ class Limits(msgspec.Struct, frozen=True):
     frontend_name_bytes_max: int = 128
     ids_per_acknowledge_max: int = 4096
     ask_options_max: int = 32
-    asks_running_max: int = 16  # questions being answered at once, all front ends together
+    asks_running_max: int = 16  # questions being answered at once, all front ends together; as many of watchers
     frontends_max: int = 64  # names connected, or silent but not yet given up
     requests_per_frontend_max: int = 4096  # sent and not ended
     outbox_messages_max: int = 4096  # queued for one front end beyond ZeroMQ's own queue
     outbox_bytes_max: int = 64 << 20
+    watchers_max: int = 32  # names of `Connect.watches`, connected or silent but not yet given up
 
     def as_dict(self) -> dict[str, int]:
         """The limits by name, as `Welcome` carries them."""

@@ -57,8 +57,9 @@ class Connect(msgspec.Struct, tag=True, array_like=True):
     """First message on each connection of a front end; `frontend` is its own name, kept over reconnects.
 
     `process` names the one that speaks ("": it does not say) and `attempt` numbers its connections: an earlier one that
-    arrives late does not take the name from a later one. `watches`: it only asks, and whoever counts on it is nobody;
-    what it sends beside `Ask` is rejected, and the core never hears its name.
+    arrives late does not take the name from a later one. `watches`: it only asks questions, and whoever counts on it is
+    nobody. Orders are answered with not ok, whatever else it sends is rejected, the core never hears its name, and
+    neither its name nor its place are a front end's.
     """
 
     frontend: str

@@ -288,6 +288,23 @@ async def test_questions_are_answered(tmp_path: Path) -> None:
         assert await idle_metrics(client) == {"num_requests_running": "0.0", "request_success_total": "3.0"}
 
 
+async def test_who_only_watches_orders_nothing(tmp_path: Path) -> None:
+    """Every question of a watcher is answered, every order is refused by name, and the daemon goes on as it was."""
+    async with running(tmp_path / "run") as (daemon, client):
+        async with DaemonClient(f"ipc://{tmp_path}/run/front.sock", "top", watches=True) as watcher:
+            await watcher.wait_connected(PATIENCE_S)
+            for question in ("health", "status", "watch", "metrics"):
+                assert (await watcher.ask(question)).ok
+            for order in ("drain", "flush", "flush_cache"):
+                refused = await watcher.ask(order)
+                assert not refused.ok
+                assert refused.body.startswith(f"{order} is an order, and top only watches")
+            assert "bandmaster:cache_flushes_total 0.0" in (await watcher.ask("metrics")).body
+        outcomes = await under_load(client, 1, 5, lambda: do(daemon.send, signal.SIGTERM))
+        assert await daemon.code() == Exit.CLEAN
+    assert outcomes[0].end == "length"
+
+
 async def idle_metrics(client: DaemonClient) -> dict[str, str]:
     """Two metrics once the last iteration was observed."""
     wanted = {"bandmaster:num_requests_running ": "num_requests_running"}

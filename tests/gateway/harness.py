@@ -102,6 +102,7 @@ async def gateway(
     *,
     limits: Limits | None = None,
     asks: dict[str, AskHandler] | None = None,
+    orders: dict[str, AskHandler] | None = None,
     silence_s: float = 60.0,
     mailbox: int = 10_000,
     opened: bool = True,
@@ -121,6 +122,7 @@ async def gateway(
         draw_seed=lambda: SEED,
         log=log,
         asks=asks,
+        orders=orders,
         silence_s=silence_s,
         **more,
     )

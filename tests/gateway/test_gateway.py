@@ -494,38 +494,3 @@ async def test_two_gateways_cannot_share_a_socket(endpoint: str) -> None:
             async with gateway(endpoint):
                 raise AssertionError("not reached")
         assert caught.group_contains(EndpointInUse, match="a live process listens")
-
-
-async def test_a_watcher_asks_and_nothing_else(endpoint: str) -> None:
-    """What else it sends is rejected, its silence is nobody's loss, and the core never hears of it."""
-
-    async def status(options: dict[str, int]) -> tuple[bool, str]:
-        return True, "fine"
-
-    async with gateway(endpoint, silence_s=0.2, asks={"status": status}) as world:
-        peer = await world.peer()
-        assert isinstance(await peer.ask(Connect("top", watches=True)), Welcome)
-        assert [(row["name"], row["watches"]) for row in world.gateway.frontends()] == [("top", True)]
-        assert await peer.ask(Ask("status", 1)) == Answer(1, True, "fine")
-        for message in (request("a"), Abort("a")):
-            answer = await peer.ask(message)
-            assert isinstance(answer, Rejected)
-            assert answer.code == "watches"
-        while world.gateway.frontends():
-            await wait_all_tasks_blocked(0.02)
-        assert world.log.of("watcher_left") == [{"frontend": "top"}]
-        assert world.gateway.stats["frontends_lost"] == 0
-        with pytest.raises(trio.WouldBlock):
-            world.inputs.receive_nowait()
-
-
-async def test_a_name_that_a_watcher_took_is_lost_all_the_same(endpoint: str) -> None:
-    """Whoever had it before may have left something in the core: when nobody has it any more, the core hears so."""
-    async with gateway(endpoint, silence_s=0.2) as world:
-        first, second = await world.peer(), await world.peer()
-        assert isinstance(await first.ask(Connect("fe")), Welcome)
-        assert isinstance(await second.ask(Connect("fe", watches=True)), Welcome)
-        while world.gateway.frontends():
-            await wait_all_tasks_blocked(0.02)
-        assert world.inputs.receive_nowait() == FrontEndLost(NOW_NS, "fe")
-        assert world.log.of("watcher_left") == []

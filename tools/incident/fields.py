@@ -28,7 +28,8 @@ EVENTS = frozenset(
         "ask_failed", "begun", "cannot connect", "cannot go on", "daemon_connected", "daemon_left",
         "daemon_lost", "fault", "front_end_connected", "front_end_disconnected", "front_end_lost", "joined",
         "logical digest differs from the daemon's", "malformed_message", "not joined", "orphaned", "ready",
-        "sizing", "slow_reader_cut", "stopped", "too_many_front_ends", "version_mismatch", "watcher_left",
+        "sizing", "slow_reader_cut", "stopped", "too_many_front_ends", "too_many_watchers", "version_mismatch",
+        "watcher_left",
         *(verdict.capitalize() for verdict in Verdict),
     )
 )  # fmt: skip
