@@ -88,10 +88,7 @@ def build_batch(
     flags = np.frombuffer(forward.flags, dtype=np.uint8)
     if flags.size != row.size:
         raise StepRefused(f"{flags.size} flags for {row.size} rows")
-    offsets = np.zeros(row.size + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    owner = np.repeat(np.arange(row.size), counts)
-    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - starts, counts)
+    offsets, owner, positions = _spread(starts, counts)
     explicit = (flags & EXPLICIT) != 0
     carried = np.flatnonzero(~explicit)
     sampled = np.flatnonzero(flags & SAMPLE)
@@ -105,7 +102,7 @@ def build_batch(
         tokens=_tokens(i64(forward.tokens), explicit[owner], counts[carried]),
         positions=positions,
         write_slots=positions % page_size,
-        bands=_translate(rows, row, starts, counts, owner, positions, id_tables, bands, page_size),
+        bands=_translate(rows, Span(row, starts, counts, owner, positions), id_tables, bands, page_size),
         slots=_working_slots(forward, row, id_tables, bands),
         sampled=sampled,
         carried=carried,
@@ -121,7 +118,7 @@ def check_tokens(batch: Batch, vocab_size: int) -> None:
     """Raise StepRefused for an explicit token that no embedding has."""
     wrong = (batch.tokens < 0) | (batch.tokens >= vocab_size)
     wrong[batch.offsets[batch.carried]] = False
-    if wrong.any():
+    if np.count_nonzero(wrong):
         at = int(np.flatnonzero(wrong)[0])
         row = batch.rows[int(np.searchsorted(batch.offsets, at, side="right")) - 1]
         raise StepRefused(f"row {row} position {batch.positions[at]}: token {batch.tokens[at]} of {vocab_size} ids")
@@ -134,48 +131,76 @@ def _check_pages(forward: Forward, ids: int) -> None:
         raise StepRefused(f"table entries name pages {pages.min()}..{pages.max()}; page ids run from 1 to {ids - 1}")
 
 
+class Span(NamedTuple):
+    """Which positions of which rows are computed: `row`, `starts`, `counts` int32[n]; of each token, its row's index
+    `owner` and its position, int64[T].
+    """
+
+    row: Int32s
+    starts: Int32s
+    counts: Int32s
+    owner: Int64s
+    positions: Int64s
+
+
+def _spread(starts: Int32s, counts: Int32s) -> tuple[Int64s, Int64s, Int64s]:
+    """Offsets int64[n+1] of each row's tokens; of each token, its row's index and its position, int64[T]."""
+    n = counts.size
+    if int(counts.sum()) == n:  # one token each, as in every step that only decodes
+        offsets = np.arange(n + 1)
+        return offsets, offsets[:-1], starts.astype(np.int64)
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets, np.repeat(np.arange(n), counts), np.arange(offsets[-1]) - np.repeat(offsets[:-1] - starts, counts)
+
+
 def _translate(
-    rows: RowTable,
-    row: Int32s,
-    starts: Int32s,
-    counts: Int32s,
-    owner: Int64s,
-    positions: Int64s,
-    id_tables: Sequence[Int32s],
-    bands: Sequence[BandGeometry],
-    page_size: int,
+    rows: RowTable, span: Span, id_tables: Sequence[Int32s], bands: Sequence[BandGeometry], page_size: int
 ) -> tuple[BandPages | None, ...]:
     """Pages of every token band that stores something here."""
-    last = (starts + counts - 1) // page_size
+    last = (span.starts + span.counts - 1) // page_size
     if int(last.max()) >= rows.tables.shape[1]:
         at = int(last.argmax())
         width = rows.tables.shape[1]
-        raise StepRefused(f"row {row[at]} ends at {starts[at] + counts[at]}; a row has {width} pages of {page_size}")
-    pages = positions // page_size
+        end = span.starts[at] + span.counts[at]
+        raise StepRefused(f"row {span.row[at]} ends at {end}; a row has {width} pages of {page_size}")
+    pages = span.positions // page_size
     translated: list[BandPages | None] = []
     for band, id_table in zip(bands, id_tables, strict=True):
         if band.kind == "state" or not band.unit_bytes:
             translated.append(None)
             continue
-        first = np.zeros_like(starts)
-        if band.window_tokens:
-            first = np.maximum(starts - band.window_tokens + 1, 0) // page_size
-        used = np.arange(int((last - first).max()) + 1) <= (last - first)[:, None]
-        tables = id_table.take(_virtual(rows.tables, row, first, last, used.shape[1]))
-        tables *= used  # the sink behind a row's end
-        sunk = (tables == 0) & used
-        if sunk.any():
-            at, page = (int(places[0]) for places in np.nonzero(sunk))
-            position = (int(first[at]) + page) * page_size
-            raise StepRefused(f"row {row[at]} has no page for position {position} in band {band.name}")
-        write_pages = tables[owner, pages - first[owner]].astype(np.int64)
-        translated.append(BandPages(first, tables, write_pages, band.window_tokens))
+        translated.append(_band_pages(rows, span, last, pages, id_table, band, page_size))
     return tuple(translated)
+
+
+def _band_pages(
+    rows: RowTable,
+    span: Span,
+    last: Int32s,
+    pages: Int64s,
+    id_table: Int32s,
+    band: BandGeometry,
+    page_size: int,
+) -> BandPages:
+    """Pages of one band; `last` int32[n]: each row's newest page, `pages` int64[T]: each token's, as table indexes."""
+    window = band.window_tokens
+    first = np.maximum(span.starts - window + 1, 0) // page_size if window else np.zeros_like(span.starts)
+    reach = last - first if window else last
+    used = np.arange(int(reach.max()) + 1, dtype=np.int32) <= reach[:, None]
+    tables = id_table.take(_virtual(rows.tables, span.row, first, last, used.shape[1]))
+    tables *= used  # the sink behind a row's end
+    if np.count_nonzero(tables) != int(reach.sum()) + reach.size:
+        at, page = (int(places[0]) for places in np.nonzero((tables == 0) & used))
+        position = (int(first[at]) + page) * page_size
+        raise StepRefused(f"row {span.row[at]} has no page for position {position} in band {band.name}")
+    write_pages = tables[span.owner, pages - first[span.owner] if window else pages]
+    return BandPages(first, tables, write_pages.astype(np.int64), window)
 
 
 def _virtual(tables: Int32s, row: Int32s, first: Int32s, last: Int32s, width: int) -> Int32s:
     """Virtual pages int32[n, width] of the rows, from table index `first` on; behind `last` the last one again."""
-    if not first.any():
+    if not np.count_nonzero(first):
         return tables[row, :width]
     return tables[row[:, None], np.minimum(first[:, None] + np.arange(width), last[:, None])]
 
@@ -209,10 +234,11 @@ def _working_slots(forward: Forward, row: Int32s, id_tables: Sequence[Int32s], b
 
 def _tokens(explicit_tokens: Int64s, explicit: NDArray[np.bool_], carried_counts: Int32s) -> Int64s:
     """Tokens int64[T]: explicit ones in order, -1 where a row's last sampled token goes."""
-    if (carried_counts != 1).any():
+    if np.count_nonzero(carried_counts != 1):
         raise StepRefused(f"a row without explicit tokens has {int(carried_counts.max())} positions; it must have one")
-    if int(explicit.sum()) != explicit_tokens.size:
-        raise StepRefused(f"{explicit_tokens.size} explicit tokens for {int(explicit.sum())} positions")
+    if np.count_nonzero(explicit) != explicit_tokens.size:
+        raise StepRefused(f"{explicit_tokens.size} explicit tokens for {np.count_nonzero(explicit)} positions")
     tokens = np.full(explicit.size, -1, dtype=np.int64)
-    tokens[explicit] = explicit_tokens
+    if explicit_tokens.size:
+        tokens[explicit] = explicit_tokens
     return tokens

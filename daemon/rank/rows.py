@@ -13,6 +13,7 @@ import numpy as np
 
 from allocator.columns import Int32s, i32
 from allocator.geometry import BandGeometry
+from allocator.parts import ascends
 from daemon.rank.errors import StepRefused
 from daemon.rank.sampling_table import SamplingTable
 from ipc.messages import Forward
@@ -34,16 +35,11 @@ class RowTable:
         rows, generations = i32(forward.rows), i32(forward.generations)
         starts, counts = i32(forward.starts), i32(forward.counts)
         self._check(rows, generations, starts, counts)
-        risen = generations > self.generations[rows]
-        fresh = rows[risen]
-        if fresh.size:
-            self.generations[fresh] = generations[risen]
-            self.tables[fresh] = 0
-            self.lengths[fresh] = starts[risen]
-            self.has_sampled[fresh] = False
-            self.sampling.reset(fresh)
+        known = self.generations[rows]
+        if np.count_nonzero(generations != known):
+            self._start_afresh(rows, generations, known, starts)
         behind = self.lengths[rows] != starts
-        if behind.any():
+        if np.count_nonzero(behind):
             at = int(np.flatnonzero(behind)[0])
             raise StepRefused(f"row {rows[at]} starts at {starts[at]}, but holds {self.lengths[rows[at]]} tokens")
         self._enter_pages(forward)
@@ -54,37 +50,51 @@ class RowTable:
 
     def sample(self, carried: Int32s, sampled: Int32s) -> None:
         """Note the rows that sample now; the carried ones, whose input is their last sample, must have one."""
-        if not self.has_sampled[carried].all():
+        if np.count_nonzero(self.has_sampled[carried]) < carried.size:
             row = int(carried[~self.has_sampled[carried]][0])
             raise StepRefused(f"row {row} has no sampled token yet in generation {self.generations[row]}")
         self.has_sampled[sampled] = True
 
     def written_pages(self, forward: Forward, page_size: int) -> Int32s:
-        """Virtual owner pages that an applied forward writes, ascending, each once."""
+        """Virtual owner pages that an applied forward writes, row by row; no two rows write one page."""
         rows, starts = i32(forward.rows), i32(forward.starts)
-        first = starts // page_size
-        pages = (starts + i32(forward.counts) - 1) // page_size - first + 1
+        first, last = starts // page_size, (starts + i32(forward.counts) - 1) // page_size
+        if not np.count_nonzero(first != last):  # as in every step that only decodes
+            return self.tables[rows, first]
+        pages = last - first + 1
         owner = np.repeat(rows, pages)
         within = np.arange(owner.size) - np.repeat(np.cumsum(pages) - pages, pages)
-        return np.unique(self.tables[owner, np.repeat(first, pages) + within])
+        return self.tables[owner, np.repeat(first, pages) + within]
 
     def written_ids(self, forward: Forward, bands: Sequence[BandGeometry], page_size: int) -> dict[int, Int32s]:
         """Virtual ids that an applied forward writes, per band: pages in the owner and every window, working slots."""
-        pages, slots = self.written_pages(forward, page_size), np.unique(i32(forward.slots))
+        pages, slots = self.written_pages(forward, page_size), i32(forward.slots)
         return {index: slots if band.kind == "state" else pages for index, band in enumerate(bands)}
 
     def _check(self, rows: Int32s, generations: Int32s, starts: Int32s, counts: Int32s) -> None:
         if rows.size == 0 or not (rows.size == generations.size == starts.size == counts.size):
             raise StepRefused(f"forward columns of {rows.size}, {generations.size}, {starts.size}, {counts.size} rows")
-        if int(rows.min()) < 0 or int(rows.max()) >= self.rows_max:
-            raise StepRefused(f"row {int(rows.max())} in a forward; rows run from 0 to {self.rows_max - 1}")
-        if np.unique(rows).size != rows.size:
+        outside = rows.view(np.uint32) >= self.rows_max  # a negative row is far above every row there is
+        if np.count_nonzero(outside):
+            raise StepRefused(f"row {rows[outside][0]} in a forward; rows run from 0 to {self.rows_max - 1}")
+        if not ascends(rows) and np.unique(rows).size != rows.size:
             raise StepRefused("a row appears twice in one forward")
-        if int(counts.min()) < 1 or int(starts.min()) < 0:
+        if np.count_nonzero(counts < 1) or np.count_nonzero(starts < 0):
             raise StepRefused(f"a row with {int(counts.min())} tokens from position {int(starts.min())}")
-        if (generations < self.generations[rows]).any():
-            at = int(np.flatnonzero(generations < self.generations[rows])[0])
-            raise StepRefused(f"row {rows[at]} of generation {generations[at]}, known {self.generations[rows[at]]}")
+
+    def _start_afresh(self, rows: Int32s, generations: Int32s, known: Int32s, starts: Int32s) -> None:
+        """Rows whose generation is not the known one: a lower one is refused, a higher one voids what is held."""
+        old = generations < known
+        if np.count_nonzero(old):
+            at = int(np.flatnonzero(old)[0])
+            raise StepRefused(f"row {rows[at]} of generation {generations[at]}, known {known[at]}")
+        risen = generations > known
+        fresh = rows[risen]
+        self.generations[fresh] = generations[risen]
+        self.tables[fresh] = 0
+        self.lengths[fresh] = starts[risen]
+        self.has_sampled[fresh] = False
+        self.sampling.reset(fresh)
 
     def _enter_pages(self, forward: Forward) -> None:
         rows, indexes, pages = i32(forward.table_rows), i32(forward.table_indexes), i32(forward.table_pages)

@@ -219,13 +219,13 @@ def test_incident_21_a_row_handed_out_again_has_nothing_of_the_old_owner() -> No
 
 
 def test_written_ids_name_the_slots_and_the_written_pages_only() -> None:
-    """Per band: slots ascending, and of a row's pages those that the forward writes."""
+    """Per band, row by row: the slots, and of each row's pages those that the forward writes."""
     rows = RowTable(4, 8)
     build(rows, forward([(2, 0, 0, 20)], entries_of(2, [11, 12, 13, 14, 15]), [4]))
     item = forward([(2, 0, 20, 1), (0, 0, 0, 5)], [(2, 5, 16), *entries_of(0, [32, 31])], [9, 3])
     build(rows, item)
     found = rows.written_ids(item, BANDS, PAGE)
-    assert [found[band].tolist() for band in range(4)] == [[3, 9], [16, 31, 32], [16, 31, 32], [16, 31, 32]]
+    assert [found[band].tolist() for band in range(4)] == [[9, 3], [16, 32, 31], [16, 32, 31], [16, 32, 31]]
 
 
 class Seen(Bands):
