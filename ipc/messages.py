@@ -3,7 +3,8 @@
 Owns the closed sets of messages between front ends, daemon and ranks. Must never hold behaviour beyond construction.
 Hot-path messages carry columns (`allocator.columns`): little-endian bytes, one entry per row, never a list of objects.
 Evolution: new fields go at the end with a default; fields are never reordered or retyped; a change that an old peer
-cannot read raises `PROTOCOL_VERSION`. Token ids are int64, row numbers, generations, positions and counts int32.
+cannot read, or does not answer as is waited for, raises `PROTOCOL_VERSION`. Token ids are int64, row numbers,
+generations, positions and counts int32.
 
     front end -> daemon   Connect Generate Abort FinishAt Resume Acknowledge Ask
     daemon -> front end   Welcome Rejected Accepted Refused TokenBatch Finished Continued Answer
@@ -18,7 +19,7 @@ import msgspec
 from allocator.geometry import Geometry, StageGeometry
 from allocator.ops import Op
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # 2: Left
 
 
 # --- shared values -------------------------------------------------------------------------------------------------

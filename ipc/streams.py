@@ -23,10 +23,12 @@ from ipc.errors import DecodeError, PeerGone, RankGone, RankStalled, StreamBroke
 from ipc.farewell import Farewell
 from ipc.handshake import version_problem
 from ipc.keys import ServerKeys
-from ipc.messages import Begin, Explain, FromRank, Hello, Join, Left, Report, Stop, ToRank
+from ipc.messages import Begin, Explain, FromRank, Hello, Join, Left, RankSettings, Report, Stop, ToRank
 from ipc.rank_id import RankId
 from ipc.rank_stream import RANK_SOCKET
 from ipc.sockets import bind_router
+
+_NOTHING = RankSettings("", "", "", 0, 0, 0, 0, 0, 0)  # for a rank that will load nothing
 
 
 class _Member:
@@ -60,7 +62,8 @@ class RankServer:
 
         With `replaced`, somebody else starts the ranks: one that joins stands for a process that ended and breaks the
         stream of the epoch; it takes part in the next one. If that process is connected still, a second one was
-        started by mistake: it waits until the first is gone.
+        started by mistake: it waits until the first is gone. One of another protocol version is told ours, and ends by
+        that; one that this daemon starts breaks the stream, since a new process of the daemon would start another.
         """
         self._socket = bind_router(endpoint, RANK_SOCKET, keys, insecure, context)
         self._complain = complain
@@ -249,8 +252,13 @@ class RankServer:
             self._drop("bad_join", f"Join as stage {message.stage} rank {message.rank}: {why}")
             return None
         problem = version_problem(message.version, f"stage {message.stage} rank {message.rank}")
-        if problem:
+        if problem and not self._replaced:
             raise VersionMismatch(problem)
+        if problem:
+            self._drop("bad_join", problem)
+            with contextlib.suppress(PeerGone):
+                self._socket.try_send([identity, codec.encode(Hello(self._epoch, _NOTHING))])
+            return None
         if self._farewell is not None:
             self._tell_last(self._farewell, rank, identity)
             return None

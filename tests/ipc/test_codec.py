@@ -291,5 +291,16 @@ def test_versions() -> None:
     """The present one is understood, another is named in a sentence with both numbers."""
     assert version_problem(m.PROTOCOL_VERSION, "x") == ""
     assert version_problem(99, "front end x") == (
-        "front end x speaks protocol version 99, this process understands 1: run both from one release"
+        "front end x speaks protocol version 99, this process understands 2: run both from one release"
     )
+
+
+def test_a_version_has_its_messages() -> None:
+    """One that came or went is read by no peer of the version before: with it goes another number."""
+    names = {
+        kind.__name__ for union in (m.FromFrontEnd, m.ToFrontEnd, m.ToRank, m.FromRank) for kind in get_args(union)
+    }
+    assert {m.PROTOCOL_VERSION: " ".join(sorted(names))} == {
+        2: "Abort Accepted Acknowledge Answer Ask Begin Connect Continued Explain Explained Fault FinishAt Finished "
+        "Generate Heartbeat Hello Join Left Ready Refused Rejected Report Resume Step Stop TokenBatch Welcome"
+    }

@@ -11,8 +11,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
-from ipc.codec import encode
+from ipc.codec import encode, to_rank
 from ipc.errors import Dismissed, RankGone, RankStalled, StreamBroken, VersionMismatch
+from ipc.handshake import version_problem
 from ipc.messages import Begin, Heartbeat, Hello, Join, RankSettings, Report, Step, Stop
 from ipc.rank_stream import RankStream
 from ipc.sockets import connect_dealer
@@ -442,6 +443,36 @@ async def test_another_version_is_refused_on_both_sides(endpoint: str) -> None:
         await server.send(0, 0, Hello(1, SETTINGS, version=98))
     raw.close()
     await stream.aclose(0)
+    await server.aclose(0)
+
+
+async def test_a_placed_rank_of_another_release_is_told_ours_and_changes_nothing(endpoint: str) -> None:
+    """Also one whose place is taken: who serves goes on, and what the other is told ends it by name."""
+    server = RankServer(endpoint, token=TOKEN, ranks=[(0, 0), (0, 1)], replaced=True)
+    server.begin_epoch(1)
+    said: list[str] = []
+    server._complain = lambda counter, text: said.append(text)
+    serving = connect_dealer(endpoint)
+    await serving.send([encode(Join(0, 0, 1, TOKEN))])
+    assert await server.recv() == Join(0, 0, 1, TOKEN)
+    for rank in (0, 1):
+        other = connect_dealer(endpoint)
+        await other.send([encode(Join(0, rank, 2, TOKEN, version=1))])
+        while server.stats["bad_join"] <= rank:
+            with trio.move_on_after(0.05):
+                await server.recv()
+        told = to_rank((await other.recv())[0])
+        assert isinstance(told, Hello)
+        assert told.version != 1
+        assert version_problem(told.version, "the daemon") == ""
+        other.close()
+    assert said == [
+        f"stage 0 rank {rank} speaks protocol version 1, this process understands 2: run both from one release"
+        for rank in (0, 1)
+    ]
+    await serving.send([encode(Heartbeat(0, 0, 0, 0))])
+    assert await server.recv() == Heartbeat(0, 0, 0, 0)
+    serving.close()
     await server.aclose(0)
 
 
