@@ -34,8 +34,9 @@ from daemon.core.limits import CoreConfig
 from ipc.messages import Generate
 from journal.reader import Walk
 from journal.records import Kind
-from tools.journal_files import NoJournal, open_directory
-from tools.output import OutputLost, lost, printing
+from tools.ends import DAMAGED, DONE, NO, Failed, Unreadable, ended
+from tools.journal_files import open_directory
+from tools.output import tell
 from tools.simulate.engine import FACTS, GREEDY, Engine, Times, one_stage
 from tools.simulate.recording import Recording
 from tools.tables import print_table
@@ -82,11 +83,13 @@ def record(directory: Path, shape: str, running: int, steps: int, seed: int = 1)
 
 
 def replayed(directory: Path, processes: int) -> Row:
-    """`bandmaster replay check` on a journal: what it says, raises ValueError where it is not reproduced."""
+    """`bandmaster replay check` on a journal: what it says, raises Failed where it is not reproduced."""
     command = [sys.executable, "-m", "tools.replay", "check", str(directory), "--json", "--processes", str(processes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"{directory}: not reproduced, exit code {done.returncode}: {done.stdout}{done.stderr}")
+        kind = Unreadable if done.returncode == DAMAGED else Failed
+        said = done.stderr.strip() or done.stdout.strip()
+        raise kind(f"{directory}: not reproduced, exit code {done.returncode}: {said}")
     row: Row = json.loads(done.stdout)
     return row
 
@@ -203,27 +206,24 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.steps < 1 or options.running < 1:
         parser.error("steps and running requests are at least 1")
-    try:
-        rows = (
-            [beside(options.journal, options.processes)]
-            if options.journal
-            else synthetic(options.shape or sorted(SHAPES), options.running, options.steps)
-        )
-    except (NoJournal, ValueError) as error:
-        print(f"bandmaster bench replay: {error}", file=sys.stderr)
-        return 2
+    return ended("bench replay", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    rows = (
+        [beside(options.journal, options.processes)]
+        if options.journal
+        else synthetic(options.shape or sorted(SHAPES), options.running, options.steps)
+    )
     missed = problems(rows)
-    try:
-        with printing():
-            if options.json:
-                print(json.dumps({"rows": rows, "missed": missed}))
-            else:
-                show(rows)
-                for line in missed:
-                    print(f"MISSED: {line}")
-    except OutputLost as error:
-        return lost("bandmaster bench replay", error)
-    return 1 if missed and options.check else 0
+
+    def printed() -> None:
+        show(rows)
+        for line in missed:
+            print(f"MISSED: {line}")
+
+    tell(options.json, lambda: {"rows": rows, "missed": missed}, printed)
+    return NO if missed and options.check else DONE
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The documents that are made from the source: the rooms in `MAP.md`, `docs/settings.md`, `docs/api.md`.
+"""The documents that are made from the source: the rooms in `MAP.md`, `settings.md`, `api.md`, `exit_codes.md`.
 
 Owns their generation. Must never invent: every line comes from a docstring or a table of the product. Invariant: what
 is committed equals what is generated (`tests/tidy/test_docs.py`); `python -m tools.docs --write` brings it up to date.
@@ -14,6 +14,7 @@ from daemon.config import document as settings_page
 from daemon.frontend.errors import ENDS, REFUSALS
 from daemon.frontend.fields import Field, Use
 from daemon.frontend.schemas import FIELDS
+from tools import ends
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("allocator", "ipc", "journal", "kernels", "daemon", "daemon/core", "daemon/rank", "daemon/frontend", "tools")
@@ -139,7 +140,12 @@ def api_page() -> str:
 
 def pages() -> dict[str, str]:
     """Every generated document by its path."""
-    return {"MAP.md": map_page(), "docs/settings.md": settings_page(), "docs/api.md": api_page()}
+    return {
+        "MAP.md": map_page(),
+        "docs/settings.md": settings_page(),
+        "docs/api.md": api_page(),
+        "docs/exit_codes.md": ends.page(),
+    }
 
 
 def main(argv: list[str]) -> int:

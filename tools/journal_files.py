@@ -14,16 +14,17 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from journal.reader import Record, Walk
 from journal.segment import segment_names
 from journal.storage import DiskStorage
+from tools.ends import Refused, Unreadable
 
 REDRAW_RECORDS = 2048
 BAD_TAIL = "bad_tail"  # of the recovery table
 
 
-class NoJournal(Exception):
+class NoJournal(Refused):
     """The directory is none, or holds no journal, or one without a byte; the text says which."""
 
 
-class Foreign(Exception):
+class Foreign(Unreadable):
     """The directory has files with a journal's names, and nothing of a journal in them."""
 
 
@@ -31,7 +32,7 @@ def refuse_foreign(walk: Walk) -> None:
     """Raise Foreign when a walk that is over found bytes, but no header and no record."""
     strange = [one.text() for one in walk.findings if one.offset == 0 and one.row.label == BAD_TAIL]
     if strange and walk.header is None and not walk.at.sequence:
-        raise Foreign(f"nothing of it is a journal's: {'; '.join(strange)}")
+        raise Foreign(f"DAMAGED: nothing of it is a journal's: {'; '.join(strange)}")
 
 
 def open_directory(path: str) -> DiskStorage:

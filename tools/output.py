@@ -1,27 +1,24 @@
-"""Standard output that may be gone: a full disk, a reader who has enough.
+"""Output that may be gone: a full disk, a reader who has enough.
 
-Owns what a command does then. Must never leave a traceback, nor an exit code that means something else.
+Owns what becomes of that: OutputLost, of which `tools.ends` makes a line and an exit code. Must never leave a
+traceback, nor blame an output for what is read meanwhile.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
-LOST = 1  # exit code
+from tools import result_files
 
 
 class OutputLost(Exception):
-    """What was printed did not arrive; the text says why, empty where the reader had enough."""
-
-
-def lost(command: str, error: OutputLost) -> int:
-    """Say in one line what was lost, nothing where the reader had enough; the exit code."""
-    if str(error):
-        print(f"{command}: {error}", file=sys.stderr)
-    return LOST
+    """What was printed or written did not arrive; the text says why, empty where the reader had enough."""
 
 
 @contextmanager
@@ -33,4 +30,28 @@ def printing() -> Iterator[None]:
     except (OSError, SystemExit) as error:  # `rich` exits where the reader has left
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # the interpreter flushes it once more when it ends
         reader_left = isinstance(error, BrokenPipeError | SystemExit)
-        raise OutputLost("" if reader_left else f"standard output cannot be written: {error}") from error
+        raise OutputLost("" if reader_left else f"standard output cannot be written: {because(error)}") from error
+
+
+def tell(plain: bool, document: Callable[[], Any], show: Callable[[], None]) -> None:
+    """Print one JSON object, or what `show` prints; raises OutputLost."""
+    with printing():
+        if plain:
+            print(json.dumps(document()))
+        else:
+            show()
+
+
+@contextmanager
+def to_file(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
+    """`result_files.writing` of what is only written, so that every OSError inside is the file's: OutputLost."""
+    try:
+        with result_files.writing(path, private) as file:
+            yield file
+    except OSError as error:
+        raise OutputLost(f"{path} cannot be written: {because(error)}") from error
+
+
+def because(error: BaseException) -> str:
+    """Why, without a number of the system's and without the name of a draft."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -5,24 +5,20 @@
     bandmaster replay diff A B                       two journals side by side: the first thing that differs
     bandmaster replay plant [--only NAME] [--json]   journals with one thing false: what replay must name of each
 
-Owns the wiring of the core and the chains into `journal.replay`. Must never write into the journal's directory. Exit
-code 0: reproduced; 1: it diverged, the first difference is printed with both sides, or what was found could not be
-printed; 2: usage, or no journal there; 4: a journal that is damaged, which is told behind what was reproduced up to
-there, or has no record.
+Owns the wiring of the core and the chains into `journal.replay`. Must never write into the journal's directory. Damage
+is told behind what was reproduced up to there. Exit codes: `tools.ends`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -35,15 +31,12 @@ from journal.replay import Verdict, check
 from journal.segment import load_header, segment_behind
 from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage
-from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.output import OutputLost, lost, printing
-from tools.replay_processes import HalfLost, RemoteRanks, Usage, usage
+from tools.ends import DAMAGED, DONE, NO, codes, ended
+from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
+from tools.output import tell
+from tools.replay_processes import RemoteRanks, Usage, usage
 from tools.replica import factories
 
-REPRODUCED = 0
-DIVERGED = 1
-USAGE = 2
-DAMAGED = 4
 ELSEWHERE = {"diff": "tools.replay_diff", "plant": "tools.planted.command"}  # commands with modules of their own
 DIGITS_MAX = 19  # of a number of a record or a request
 
@@ -118,7 +111,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def in_words(found: Divergence) -> str:
+def divergence_in_words(found: Divergence) -> str:
     """A divergence in one line."""
     path = f", {found.path}" if found.path else ""
     return f"{found.what}, at sequence {found.sequence} ({found.file} at byte {found.offset}{path})"
@@ -243,8 +236,8 @@ def usages(verdict: Verdict) -> dict[str, Usage]:
 def code_of(verdict: Verdict) -> int:
     """The exit code."""
     if verdict.divergence is not None:
-        return DIVERGED
-    return REPRODUCED if verdict.damage is None else DAMAGED
+        return NO
+    return DONE if verdict.damage is None else DAMAGED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -252,8 +245,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="check|until|diff|plant")
     commands.add_parser("diff", help="two journals side by side: the first thing that differs", add_help=False)
     commands.add_parser("plant", help="journals with one thing false: what replay must name of each", add_help=False)
-    checking = commands.add_parser("check", help="every decision, step and digest must come out as recorded")
-    until = commands.add_parser("until", help="stop behind a record and show the state")
+    about = "every decision, step and digest must come out as recorded"
+    checking = commands.add_parser("check", help=about, epilog=codes("replay check"))
+    until = commands.add_parser("until", help="stop behind a record and show the state", epilog=codes("replay until"))
     until.add_argument("sequence", type=_sequence, metavar="SEQUENCE", help="the last record to replay, from 1")
     for command in (checking, until):
         command.add_argument("--from-snapshot", action="store_true", help="begin at the newest snapshot, not the start")
@@ -287,30 +281,21 @@ def main(argv: list[str] | None = None) -> int:
     if module is not None:
         return int(importlib.import_module(module).main(arguments[1:]))
     options = _parser().parse_args(arguments)
+    return ended("replay", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     until = options.sequence if options.command == "until" else None
     started = time.perf_counter()
-    try:
-        verdict = replay_directory(options.directory, until, options.from_snapshot, options.processes)
-    except NoJournal as error:
-        print(f"bandmaster replay: {error}", file=sys.stderr)
-        return USAGE
-    except (Foreign, HalfLost, JournalError, msgspec.ValidationError, OSError) as error:
-        print(f"bandmaster replay: {error}", file=sys.stderr)
-        return DAMAGED
-    try:
-        with printing():
-            _tell(verdict, until, time.perf_counter() - started, options.json)
-    except OutputLost as error:
-        return lost("bandmaster replay", error)
+    verdict = replay_directory(options.directory, until, options.from_snapshot, options.processes)
+    elapsed_s = time.perf_counter() - started
+    tell(options.json, lambda: as_json(verdict, until, elapsed_s), lambda: _show(verdict, until, elapsed_s))
     if verdict.damage is not None and not options.json:
         print(f"bandmaster replay: DAMAGED {verdict.damage}", file=sys.stderr)
     return code_of(verdict)
 
 
-def _tell(verdict: Verdict, until: int | None, elapsed_s: float, plain: bool) -> None:
-    if plain:
-        print(json.dumps(as_json(verdict, until, elapsed_s)))
-        return
+def _show(verdict: Verdict, until: int | None, elapsed_s: float) -> None:
     console = Console()
     for note in verdict.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)

@@ -7,15 +7,12 @@ Owns what counts as the same. Compared are inputs, decisions and steps, in their
 What is only time is no difference without `--times`: when something happened, ticks, how long somebody waited, when
 ends were acknowledged. Nor are, without `--names`, ids and front ends that are only called otherwise throughout, nor
 drawn seeds of greedy requests, which decide nothing. Configuration and arena are told beside. Must never replay
-anything: what was recorded is compared. Exit code 0: no difference; 1: one, with both sides; 2: usage; 4: a journal
-that is damaged before a difference was found.
+anything: what was recorded is compared. Exit codes: `tools.ends`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -33,14 +30,13 @@ from daemon.core.reasons import Verdict
 from ipc.messages import Generate, Sampling, Step
 from journal.difference import describe, first_difference
 from journal.divergence import diverged, requests_in_words
-from journal.errors import JournalError
 from journal.holders import Holders
 from journal.reader import Record, Walk
 from journal.records import INPUT_KINDS, Kind, Opened
-from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.output import OutputLost, lost, printing
+from tools.ends import DONE, NO, Refused, codes, ended
+from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
+from tools.output import tell
 
-SAME, DIFFER, USAGE, DAMAGED = 0, 1, 2, 4
 INPUTS, DECISIONS, STEPS = "inputs", "decisions", "steps"
 STREAMS = (INPUTS, DECISIONS, STEPS)
 ONLY_TIME = frozenset({Kind.TICKED, Kind.ACKNOWLEDGED})
@@ -502,7 +498,9 @@ def _list(say: Any, title: str, lines: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bandmaster replay diff", description="Two journals side by side: the first thing that differs."
+        prog="bandmaster replay diff",
+        description="Two journals side by side: the first thing that differs.",
+        epilog=codes("replay diff"),
     )
     parser.add_argument("left", metavar="A", help="a journal directory, or a run directory that holds one")
     parser.add_argument("right", metavar="B", nargs="?", help="another one [A itself, for two of its lives]")
@@ -514,10 +512,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _lives(text: str) -> tuple[int, int]:
+def _lives(parser: argparse.ArgumentParser, text: str) -> tuple[int, int]:
     parts = text.split(",") if text else ["0"]
     if len(parts) > 2 or not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise ValueError(f"--life {text!r} is neither N nor N,M")
+        parser.error(f"--life {text!r} is neither N nor N,M")
     return int(parts[0]), int(parts[-1])
 
 
@@ -525,42 +523,30 @@ def main(argv: list[str] | None = None) -> int:
     """`bandmaster replay diff`."""
     parser = _parser()
     options = parser.parse_args(argv)
-    try:
-        lives = _lives(options.life)
-    except ValueError as error:
-        parser.error(str(error))
+    lives = _lives(parser, options.life)
     other = options.right or options.left
     if not options.right and lives[0] == lives[1]:
         parser.error("one journal: name two of its lives, as in --life 1,2")
+    return ended("replay diff", lambda: _run(options, other, lives))
+
+
+def _run(options: argparse.Namespace, other: str, lives: tuple[int, int]) -> int:
     rules = Rules(options.times, options.names)
-    try:
-        storages = [open_directory(directory) for directory in (options.left, other)]
-        left, right = (
-            Side(directory, life, rules, Walk(storage))
-            for directory, life, storage in zip((options.left, other), lives, storages, strict=True)
-        )
-        with ReadingProgress(storages[0], "comparing") as seen:
-            found = compare(left, right, max(0, options.context), seen)
-        for side in (left, right):
-            if side.life > side.lives:
-                parser.error(f"{side.directory} has {side.lives} lives; there is no life {side.life}")
-            refuse_foreign(side.walk)
-    except NoJournal as error:
-        print(f"bandmaster replay diff: {error}", file=sys.stderr)
-        return USAGE
-    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
-        print(f"bandmaster replay diff: {error}", file=sys.stderr)
-        return DAMAGED
+    storages = [open_directory(directory) for directory in (options.left, other)]
+    left, right = (
+        Side(directory, life, rules, Walk(storage))
+        for directory, life, storage in zip((options.left, other), lives, storages, strict=True)
+    )
+    with ReadingProgress(storages[0], "comparing") as seen:
+        found = compare(left, right, max(0, options.context), seen)
+    for side in (left, right):
+        refuse_foreign(side.walk)
+        if side.life > side.lives:
+            raise Refused(f"{side.directory} has {side.lives} lives; there is no life {side.life}")
     names = tuple(f"{side.directory}{f' life {side.life}' if side.life else ''}" for side in (left, right))
-    try:
-        with printing():
-            if options.json:
-                print(json.dumps({"left": names[0], "right": names[1], **asdict(found)}))
-            else:
-                show(found, (names[0], names[1]))
-    except OutputLost as error:
-        return lost("bandmaster replay diff", error)
-    return SAME if found.first is None and not any(found.by_stream.values()) else DIFFER
+    document = {"left": names[0], "right": names[1], **asdict(found)}
+    tell(options.json, lambda: document, lambda: show(found, (names[0], names[1])))
+    return DONE if found.first is None and not any(found.by_stream.values()) else NO
 
 
 if __name__ == "__main__":

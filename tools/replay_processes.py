@@ -20,6 +20,7 @@ from journal.divergence import Diverged, Divergence
 from journal.ranks import Overview, RankCounts, Ranks, States
 from journal.reader import Record
 from journal.records import Kind, decode, encode
+from tools.ends import Failed
 
 BATCH_RECORDS = 128
 
@@ -37,7 +38,7 @@ def usage() -> Usage:
     return Usage(round(took.ru_utime + took.ru_stime, 3), took.ru_maxrss << 10)
 
 
-class HalfLost(Exception):
+class HalfLost(Failed):
     """The copy of the process died; the text says of what."""
 
 

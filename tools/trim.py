@@ -4,36 +4,28 @@
 
 Replays from the older of the two kept snapshots and requires the newer one byte for byte, with every step, decision and
 digest between them. Only then the segments that end before the older one go, oldest first. Must never delete anything
-else, nor a thing on doubt. May run beside the daemon that writes the journal, and be interrupted anywhere. Exit code 0:
-trimmed, or there was nothing to trim; 1: replay differs, nothing was deleted; 2: no journal there; 4: damage.
+else, nor a thing on doubt. May run beside the daemon that writes the journal, and be interrupted anywhere. Exit codes:
+`tools.ends`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from journal import segment
-from journal.errors import JournalError
 from journal.reader import Walk
 from journal.replay import check
 from journal.snapshots import Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage, Storage
-from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory
-from tools.output import OutputLost, lost, printing
-from tools.replay import in_words
+from tools.ends import DONE, NO, Failed, codes, ended
+from tools.journal_files import ReadingProgress, open_directory
+from tools.output import because, tell
+from tools.replay import divergence_in_words
 from tools.replica import factories
 
-TRIMMED = 0
-DIFFERS = 1
-USAGE = 2
-DAMAGED = 4
 NEEDED = 2  # snapshots: one to begin at, one to arrive at
 
 
@@ -51,7 +43,7 @@ class Trimming:
 
 
 def trim(storage: DiskStorage, dry: bool = False) -> Trimming:
-    """Check, then delete; raises JournalError where the journal is damaged, and OSError."""
+    """Check, then delete; raises JournalError where the journal is damaged, Failed and OSError."""
     found = Trimming()
     usable = _usable(storage, found)
     if usable is None:
@@ -68,8 +60,11 @@ def trim(storage: DiskStorage, dry: bool = False) -> Trimming:
         found.why = f"no segment ends before record {older.sequence}, which the older snapshot covers"
     if not dry:
         for name in found.segments:
-            with contextlib.suppress(FileNotFoundError):  # another trim, or the daemon compressed it meanwhile
-                storage.remove(name)
+            try:
+                with contextlib.suppress(FileNotFoundError):  # another trim, or the daemon compressed it meanwhile
+                    storage.remove(name)
+            except OSError as error:
+                raise Failed(f"{storage.directory / name} cannot be deleted: {because(error)}") from error
         storage.sync_directory()
     return found
 
@@ -99,7 +94,7 @@ def _difference(storage: Storage, older: tuple[Header, bytes], newer: tuple[Head
         raise verdict.damage
     found.steps = verdict.counts.steps
     if verdict.divergence is not None:
-        return f"replay from {start.sequence} differs: {in_words(verdict.divergence)}"
+        return f"replay from {start.sequence} differs: {divergence_in_words(verdict.divergence)}"
     replayed = verdict.replay.state_at(goal.sequence)
     if replayed is None:
         return f"record {goal.sequence} asks for no snapshot, but there is one of it"
@@ -149,26 +144,21 @@ def _plain(found: Trimming, dry: bool) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster trim`."""
     parser = argparse.ArgumentParser(
-        prog="bandmaster trim", description="Delete the segments that two snapshots prove to be no longer needed."
+        prog="bandmaster trim",
+        description="Delete the segments that two snapshots prove to be no longer needed.",
+        epilog=codes("trim"),
     )
     parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
     parser.add_argument("--dry-run", action="store_true", help="check and say what would go, delete nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
-    try:
+
+    def run() -> int:
         found = trim(open_directory(options.directory), options.dry_run)
-    except NoJournal as error:
-        print(f"bandmaster trim: {error}", file=sys.stderr)
-        return USAGE
-    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
-        print(f"bandmaster trim: {error}", file=sys.stderr)
-        return DAMAGED
-    try:
-        with printing():
-            print(json.dumps(_plain(found, options.dry_run)) if options.json else _say(found, options.dry_run))
-    except OutputLost as error:
-        return lost("bandmaster trim", error)
-    return DIFFERS if found.differs else TRIMMED
+        tell(options.json, lambda: _plain(found, options.dry_run), lambda: print(_say(found, options.dry_run)))
+        return NO if found.differs else DONE
+
+    return ended("trim", run)
 
 
 if __name__ == "__main__":

@@ -3,33 +3,25 @@
     bandmaster verify DIR [--json]
 
 Reads every segment and lists everything of the recovery table that it meets, with what is sound on both sides. Exit
-code 0: sound (a torn tail, which opening cuts, included); 1: damage that opening refuses, nothing of a journal in its
-files, or an answer that could not be printed; 2: no journal there. Bytes that an earlier opening cut off and kept
-beside (`.cut`) are named, not checked.
+codes: `tools.ends`. Bytes that an earlier opening cut off and kept beside (`.cut`) are named, not checked.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections import Counter
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from journal.errors import JournalError
 from journal.opening import CUT_SUFFIX
 from journal.reader import Walk
 from journal.records import Kind
 from journal.recovery import Decision
-from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.output import OutputLost, lost, printing
-
-SOUND = 0
-DAMAGED = 1
-USAGE = 2
+from tools.ends import DAMAGED, DONE, codes, ended
+from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
+from tools.output import tell
 
 
 def verify(directory: str) -> dict[str, Any]:
@@ -91,27 +83,19 @@ def _show(result: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster verify`."""
-    parser = argparse.ArgumentParser(prog="bandmaster verify", description="Check a journal's checksums and links.")
+    parser = argparse.ArgumentParser(
+        prog="bandmaster verify", description="Check a journal's checksums and links.", epilog=codes("verify")
+    )
     parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(argv)
-    try:
+
+    def run() -> int:
         result = verify(options.directory)
-    except (NoJournal, JournalError, OSError) as error:
-        print(f"bandmaster verify: {error}", file=sys.stderr)
-        return USAGE
-    except Foreign as error:
-        print(f"bandmaster verify: DAMAGED: {options.directory}: {error}", file=sys.stderr)
-        return DAMAGED
-    try:
-        with printing():
-            if options.json:
-                print(json.dumps(result))
-            else:
-                _show(result)
-    except OutputLost as error:
-        return lost("bandmaster verify", error)
-    return SOUND if result["sound"] else DAMAGED
+        tell(options.json, lambda: result, lambda: _show(result))
+        return DONE if result["sound"] else DAMAGED
+
+    return ended("verify", run)
 
 
 if __name__ == "__main__":

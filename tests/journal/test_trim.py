@@ -21,7 +21,7 @@ from journal.storage import DiskStorage
 from journal.writer import JournalSettings
 from tests.journal.helpers import ID
 from tests.journal.world import World
-from tools import replay, trim, verify
+from tools import ends, replay, trim, verify
 from tools.accounts import command as accounts
 from tools.why import command as why
 
@@ -76,23 +76,23 @@ def test_what_two_snapshots_prove_goes(
 ) -> None:
     """Segments before the older one, and nothing else; what is left verifies, replays from there, and opens."""
     before = files(journal)
-    assert trim.main([str(journal), "--json"]) == trim.TRIMMED
+    assert trim.main([str(journal), "--json"]) == ends.DONE
     told = json.loads(capsys.readouterr().out)
     assert told["trimmed"]
     assert len(told["segments"]) >= 2
     assert set(before) - set(files(journal)) == set(told["segments"])
     assert told["bytes"] == sum(len(before[name]) for name in told["segments"])
     assert told["steps"] > 10
-    assert verify.main([str(journal), "--json"]) == verify.SOUND
+    assert verify.main([str(journal), "--json"]) == ends.DONE
     found = json.loads(capsys.readouterr().out)
     assert found["first_sequence"] <= told["older"] + 1
     assert "trimmed" in {finding["rule"] for finding in found["findings"]}
-    assert check(journal) == replay.REPRODUCED
-    assert check(journal, "--from-snapshot") == replay.REPRODUCED
+    assert check(journal) == ends.DONE
+    assert check(journal, "--from-snapshot") == ends.DONE
     out = capsys.readouterr().out
     assert f"begins at the snapshot behind record {told['older']}: what is older was trimmed" in out
     assert f"begins at the snapshot behind record {told['newer']}: as asked" in out
-    assert trim.main([str(journal)]) == trim.TRIMMED
+    assert trim.main([str(journal)]) == ends.DONE
     assert "nothing to trim: no segment ends before record" in capsys.readouterr().out
     goes_on_as(journal, lived[1])
 
@@ -100,7 +100,7 @@ def test_what_two_snapshots_prove_goes(
 def test_a_dry_run_deletes_nothing(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And says what would go."""
     before = files(journal)
-    assert trim.main([str(journal), "--dry-run"]) == trim.TRIMMED
+    assert trim.main([str(journal), "--dry-run"]) == ends.DONE
     assert capsys.readouterr().out.startswith("would delete ")
     assert files(journal) == before
 
@@ -136,7 +136,7 @@ def test_what_replay_does_not_lead_to_deletes_nothing(
     """The exit code says so, and the words what differs."""
     words = change(journal)
     before = files(journal)
-    assert trim.main([str(journal)]) == trim.DIFFERS
+    assert trim.main([str(journal)]) == ends.NO
     assert capsys.readouterr().out.startswith(f"NOT trimmed, nothing was deleted: {words}")
     assert files(journal) == before
 
@@ -157,7 +157,7 @@ def test_without_two_usable_snapshots_there_is_nothing_to_trim(
     """One alone proves nothing."""
     change(journal)
     before = files(journal)
-    assert trim.main([str(journal)]) == trim.TRIMMED
+    assert trim.main([str(journal)]) == ends.DONE
     assert capsys.readouterr().out.startswith("nothing to trim: ")
     assert files(journal) == before
 
@@ -171,8 +171,8 @@ def test_interrupted_anywhere_it_leaves_a_journal(journal: Path, lived: tuple[Pa
         for name in going:
             if name not in left:
                 (copy / name).unlink()
-        assert check(copy) == replay.REPRODUCED, left
-        assert trim.main([str(copy)]) == trim.TRIMMED
+        assert check(copy) == ends.DONE, left
+        assert trim.main([str(copy)]) == ends.DONE
         goes_on_as(copy, lived[1])
         assert not set(going) & set(files(copy))
 
@@ -183,12 +183,12 @@ def test_a_gap_with_segments_in_front_of_it_was_not_trimmed(journal: Path, capsy
     gone, front = going[-1], going[:-1]
     (journal / gone).unlink()
     before = files(journal)
-    assert verify.main([str(journal), "--json"]) == verify.DAMAGED
+    assert verify.main([str(journal), "--json"]) == ends.DAMAGED
     assert "segment_missing" in {found["rule"] for found in json.loads(capsys.readouterr().out)["findings"]}
-    assert check(journal) == replay.DAMAGED
-    assert trim.main([str(journal)]) == trim.DAMAGED
+    assert check(journal) == ends.DAMAGED
+    assert trim.main([str(journal)]) == ends.DAMAGED
     for command in (accounts, why):
-        assert command.main([str(journal)]) == command.DAMAGED
+        assert command.main([str(journal)]) == ends.DAMAGED
     said = capsys.readouterr().err
     number = gone.partition(".")[0]
     assert said.count(f"{number}.kvj at byte 0") == 4
@@ -200,7 +200,7 @@ def test_a_gap_with_segments_in_front_of_it_was_not_trimmed(journal: Path, capsy
     }
     for name in front:
         (journal / name).unlink()
-    assert check(journal) == replay.REPRODUCED
+    assert check(journal) == ends.DONE
 
 
 def test_a_compression_does_not_bring_back_what_a_trim_deletes(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,11 +224,11 @@ def test_a_trimmed_journal_without_a_snapshot_is_damaged(journal: Path, capsys: 
     trim.trim(DiskStorage(journal))
     for path in snapshot_paths(journal):
         path.write_bytes(b"x")
-    assert check(journal) == replay.DAMAGED
+    assert check(journal) == ends.DAMAGED
     assert "what is older was trimmed, and no snapshot can be used" in capsys.readouterr().err
     for path in snapshot_paths(journal):
         path.unlink()
-    assert check(journal) == replay.DAMAGED
+    assert check(journal) == ends.DAMAGED
     assert "segment_missing" in capsys.readouterr().err
 
 
@@ -245,12 +245,12 @@ def test_beside_a_daemon_that_writes(tmp_path: Path, capsys: pytest.CaptureFixtu
     world.writer.sync()
     assert gone >= 3
     assert min(segment_names(storage.names())) > 1
-    assert check(tmp_path) == replay.REPRODUCED
-    assert check(tmp_path, "--from-snapshot") == replay.REPRODUCED
+    assert check(tmp_path) == ends.DONE
+    assert check(tmp_path, "--from-snapshot") == ends.DONE
     assert "snapshots, up to" in capsys.readouterr().out
 
 
 def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A directory without a journal."""
-    assert trim.main([str(tmp_path)]) == trim.USAGE
+    assert trim.main([str(tmp_path)]) == ends.USAGE
     assert "no journal segments" in capsys.readouterr().err

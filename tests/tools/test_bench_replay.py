@@ -9,6 +9,7 @@ import pytest
 
 from tools import bench_replay
 from tools.bench_replay import problems, record, recorded_s, replayed
+from tools.ends import Unreadable
 
 
 def test_a_recorded_load_is_replayed_beside_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +33,7 @@ def test_what_is_not_reproduced_is_not_measured(tmp_path: Path, capsys: pytest.C
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="not reproduced, exit code 4"):
+    with pytest.raises(Unreadable, match="not reproduced, exit code 4"):
         replayed(tmp_path / "j", 1)
     assert bench_replay.main(["--journal", str(tmp_path / "nothing")]) == 2
     assert "there is no such directory" in capsys.readouterr().err

@@ -70,6 +70,6 @@ def test_output_that_does_not_arrive_is_an_error_in_words(arguments: list[str], 
             process.stdout = None
         _, said = process.communicate(timeout=100)
     assert process.returncode == 1
-    full = "bandmaster simulate: standard output cannot be written: [Errno 28] No space left on device\n"
+    full = "bandmaster simulate: standard output cannot be written: No space left on device\n"
     assert said == (full if where == "full" else "")
     assert (tmp_path / "plot").read_text().startswith("<svg")

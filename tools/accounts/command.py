@@ -4,47 +4,44 @@
     bandmaster accounts --simulate 36000 [--seed N] [--keep DIR] [--json]            the daemon in a simulated world
     bandmaster accounts --plants [--only NAME] [--json]                              faults that must be found
 
-Owns the command line. Must never write into a run directory. Exit code 0: all three agree, or every plant was found; 1:
-they do not, or one was missed, or the output was lost; 2: usage; 4: a journal that is damaged.
+Owns the command line. Must never write into a run directory. Exit codes: `tools.ends`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from allocator.graph import GraphError
-from journal.errors import JournalError
 from tools.accounts.check import Result
-from tools.accounts.directory import NoMetrics, alive, check_directory, scrape_for, scrape_socket
+from tools.accounts.directory import alive, check_directory, scrape_for, scrape_socket
 from tools.accounts.metrics_side import Scrape
 from tools.accounts.show import as_json, show
-from tools.journal_files import Foreign, NoJournal, open_directory
-from tools.output import OutputLost, printing
+from tools.ends import DONE, NO, Refused, codes, ended
+from tools.journal_files import open_directory
+from tools.output import because, tell
 
-AGREED, DIFFERS, USAGE, DAMAGED = 0, 1, 2, 4
 EVERY_S = 0.5
 
 
-class BadUsage(Exception):
+class BadUsage(Refused):
     """What was asked for makes no sense; the message says why."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="bandmaster accounts", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
+        prog="bandmaster accounts",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=codes("accounts"),
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("directory", nargs="?", default="", metavar="RUN_DIR", help="a run directory, or a journal directory")
@@ -65,23 +62,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """`bandmaster accounts`."""
     options = build_parser().parse_args(argv)
-    try:
-        _check_usage(options)
-        if options.plants:
-            return _plants(options)
-        if options.simulate:
-            return _simulate(options)
-        return _directory(options)
-    except (BadUsage, NoJournal, NoMetrics) as error:
-        print(f"bandmaster accounts: {error}", file=sys.stderr)
-        return USAGE
-    except OutputLost as error:
-        if str(error):
-            print(f"bandmaster accounts: {error}", file=sys.stderr)
-        return DIFFERS
-    except (Foreign, JournalError, GraphError, msgspec.ValidationError, OSError) as error:
-        print(f"bandmaster accounts: {error}", file=sys.stderr)
-        return DAMAGED
+    return ended("accounts", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    _check_usage(options)
+    if options.plants:
+        return _plants(options)
+    return _simulate(options) if options.simulate else _directory(options)
 
 
 def _check_usage(options: argparse.Namespace) -> None:
@@ -133,7 +121,10 @@ def _simulate(options: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="bandmaster-accounts-") as temporary, _bar() as progress:
         directory = Path(options.keep or temporary) / "run"
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadUsage(f"--keep {options.keep} cannot be made: {because(error)}") from error
         task = progress.add_task("requests", total=options.simulate)
         run = simulate(
             directory, options.simulate, options.seed, progress=lambda sent: progress.update(task, completed=sent)
@@ -163,12 +154,12 @@ def _plants(options: argparse.Namespace) -> int:
             rows.append(
                 {"plant": planted.name, "what": planted.about, "found": found.found, "where": where, "first": first}
             )
-    with printing():
-        if options.json:
-            print(json.dumps({"plants": rows, "found": sum(row["found"] for row in rows)}))
-        else:
-            _show_plants(rows)
-    return AGREED if all(row["found"] for row in rows) else DIFFERS
+    tell(
+        options.json,
+        lambda: {"plants": rows, "found": sum(row["found"] for row in rows)},
+        lambda: _show_plants(rows),
+    )
+    return DONE if all(row["found"] for row in rows) else NO
 
 
 def _show_plants(rows: list[dict[str, Any]]) -> None:
@@ -183,15 +174,14 @@ def _show_plants(rows: list[dict[str, Any]]) -> None:
 
 
 def _tell(options: argparse.Namespace, result: Result, more: dict[str, Any]) -> int:
-    with printing():
-        if options.json:
-            print(json.dumps(as_json(result) | more))
-        else:
-            console = Console()
-            for name, value in more.get("world", {}).items():
-                console.print(f"{name.replace('_', ' ')}: {_plain(value)}", highlight=False, soft_wrap=True)
-            show(console, result)
-    return AGREED if result.agrees else DIFFERS
+    def shown() -> None:
+        console = Console()
+        for name, value in more.get("world", {}).items():
+            console.print(f"{name.replace('_', ' ')}: {_plain(value)}", highlight=False, soft_wrap=True)
+        show(console, result)
+
+    tell(options.json, lambda: as_json(result) | more, shown)
+    return DONE if result.agrees else NO
 
 
 def _plain(value: Any) -> str:

@@ -26,6 +26,7 @@ from journal.storage import DiskStorage
 from tools.accounts.check import Checker, Result
 from tools.accounts.log_side import LogLines
 from tools.accounts.metrics_side import NoScrape, Scrape, read_scrape
+from tools.ends import Refused
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.own_server import http_get
 
@@ -34,7 +35,7 @@ LINES_WITHIN_S = 1.0  # a line is written a moment after what it is about
 OK = 200
 
 
-class NoMetrics(Exception):
+class NoMetrics(Refused):
     """Nobody answered with metrics; the message says why."""
 
 

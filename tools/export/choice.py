@@ -21,6 +21,7 @@ from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
 from journal.reader import Record
 from journal.records import PAYLOADS, Kind
+from tools.ends import Refused
 
 NAMES: dict[str, Kind] = {
     **{payload.__name__.lower(): kind for kind, payload in PAYLOADS.items()},
@@ -41,11 +42,11 @@ OF_REQUESTS = frozenset(
 )
 
 
-class UnknownKind(ValueError):
+class UnknownKind(Refused):
     """A kind that no record has, or none at all."""
 
 
-class Missing(Exception):
+class Missing(Refused):
     """The journal does not have what was asked for."""
 
 

@@ -3,9 +3,8 @@
     bandmaster export DIR [--format jsonl|perfetto] [-o FILE]
 
 Owns the command line and the walk. Must never write into the journal's directory, and never holds more than the record
-at hand and what lives at it. Exit code 0: all of it; 1: what was written did not arrive; 2: usage, or a request that
-the journal does not have; 4: the journal is damaged, and what is sound before the damage was exported
-(`--past-damage`: all that is sound).
+at hand and what lives at it. What is sound before damage is exported (`--past-damage`: all that is sound). Exit codes:
+`tools.ends`.
 """
 
 from __future__ import annotations
@@ -16,25 +15,22 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from journal.errors import JournalDamaged, JournalError
+from journal.errors import JournalDamaged
 from journal.reader import Record, Walk
 from journal.records import Kind
 from journal.recovery import Decision
 from journal.segment import segment_behind
 from journal.snapshots import Body, Header
 from journal.storage import DiskStorage
-from tools.export.choice import Choice, Missing, Sought, UnknownKind, kinds_named
+from tools.ends import DAMAGED, DONE, Refused, codes, ended
+from tools.export.choice import Choice, Sought, kinds_named
 from tools.export.events import Events
-from tools.export.output import BadPlace, Write, opened
+from tools.export.output import Write, opened
 from tools.export.plain import fields
 from tools.export.tracks import Trace
-from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.output import OutputLost, lost
+from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.replay import start_of
 
-DONE = 0
-USAGE = 2
-DAMAGED = 4
 DIGITS_MAX = 19
 
 _json = msgspec.json.Encoder()
@@ -126,7 +122,9 @@ def _number(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bandmaster export", description="Write a journal in another format.")
+    parser = argparse.ArgumentParser(
+        prog="bandmaster export", description="Write a journal in another format.", epilog=codes("export")
+    )
     parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
     parser.add_argument("--format", choices=("jsonl", "perfetto"), default="jsonl", help="default: jsonl")
     parser.add_argument("-o", "--output", default="", metavar="FILE", help="default: stdout; .gz and .zst are packed")
@@ -144,24 +142,16 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster export`."""
     options = _parser().parse_args(argv)
+    return ended("export", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.kind and options.format == "perfetto":
-        print("bandmaster export: a trace is made of all kinds; --kind goes with --format jsonl", file=sys.stderr)
-        return USAGE
+        raise Refused("a trace is made of all kinds; --kind goes with --format jsonl")
     if 0 < options.last < options.first:
-        text = f"--from {options.first} is behind --to {options.last}: there is no record between them"
-        print(f"bandmaster export: {text}", file=sys.stderr)
-        return USAGE
-    try:
-        choice = Choice(kinds_named(options.kind), options.first, options.last, options.request)
-        notes, damaged = _export(open_directory(options.directory), choice, options)
-    except (NoJournal, UnknownKind, BadPlace, Missing) as error:
-        print(f"bandmaster export: {error}", file=sys.stderr)
-        return USAGE
-    except OutputLost as error:
-        return lost("bandmaster export", error)
-    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
-        print(f"bandmaster export: {error}", file=sys.stderr)
-        return DAMAGED
+        raise Refused(f"--from {options.first} is behind --to {options.last}: there is no record between them")
+    choice = Choice(kinds_named(options.kind), options.first, options.last, options.request)
+    notes, damaged = _export(open_directory(options.directory), choice, options)
     for note in notes:
         print(f"bandmaster export: {note}", file=sys.stderr)
     return DAMAGED if damaged else DONE

@@ -17,7 +17,8 @@ from typing import IO, cast
 import zstandard
 
 from tools import result_files
-from tools.output import OutputLost, printing
+from tools.ends import Refused
+from tools.output import OutputLost, because, printing
 
 GZIP_LEVEL = 6
 ZSTD_LEVEL = 6
@@ -25,7 +26,7 @@ ZSTD_LEVEL = 6
 Write = Callable[[bytes], object]
 
 
-class BadPlace(Exception):
+class BadPlace(Refused):
     """The output may not stand there."""
 
 
@@ -64,7 +65,7 @@ def opened(path: str, journal: Path) -> Iterator[Write]:
                 theirs = error
                 raise
     except OSError as error:
-        raise theirs or OutputLost(f"{path} cannot be written: {error}") from error
+        raise theirs or OutputLost(f"{path} cannot be written: {because(error)}") from error
 
 
 def _telling(path: str, write: Write) -> Write:
@@ -72,7 +73,7 @@ def _telling(path: str, write: Write) -> Write:
         try:
             return write(data)
         except OSError as error:
-            raise OutputLost(f"{path} cannot be written: {error}") from error
+            raise OutputLost(f"{path} cannot be written: {because(error)}") from error
 
     return told
 

@@ -4,9 +4,7 @@
 
 Owns the command line, the archive and its list of contents. Must never write into the run directory, and never put into
 an archive what was not redacted, unless that was asked for. Works beside a live daemon, behind a dead one, and on a
-damaged journal. Exit code 0: the archive is there and its journal replays; 1: it is there, but replay of its journal
-differs, as its summary says, or it or what is told about it could not be written; 2: usage, or nothing to take; 4: it
-is there, and the journal is damaged.
+damaged journal, which the exit code says (`tools.ends`).
 """
 
 from __future__ import annotations
@@ -33,25 +31,22 @@ from journal.records import DECISION_VERSION, SCHEMA_VERSION
 from journal.segment import segment_names
 from journal.storage import DiskStorage
 from tools import result_files
+from tools.ends import DAMAGED, DONE, NO, Refused, Unreadable, codes, ended, in_words
 from tools.incident import logs, machine, summary
 from tools.incident.excerpt import Excerpt, beginnings
 from tools.incident.part import SCHEMES, JournalPart, Nothing, fresh_names
 from tools.incident.pseudonyms import Names
-from tools.journal_files import NoJournal, ReadingProgress, open_directory
-from tools.output import OutputLost, lost, printing
-from tools.replay import in_words, replay_directory
+from tools.journal_files import ReadingProgress, open_directory
+from tools.output import OutputLost, tell, to_file
+from tools.replay import divergence_in_words, replay_directory
 
-DONE = 0
-DIFFERS = 1
-USAGE = 2
-DAMAGED = 4
 LEVEL = 9
 UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 KEPT = "ids, front ends, namespaces and salts are pseudonyms, tokens are exchanged, log probabilities are 0"
 AS_IT_IS = "NOT redacted: prompts and outputs are in it"
 
 
-class BadPlace(Exception):
+class BadPlace(Refused):
     """The archive cannot be written there."""
 
 
@@ -92,10 +87,10 @@ def _checked(journal: Path) -> tuple[str, bool]:
     """Whether the archive's journal replays, in words."""
     try:
         verdict = replay_directory(str(journal))
-    except (NoJournal, JournalError, msgspec.ValidationError, OSError, ValueError) as error:
-        return f"it was not replayed to its end: {_without(str(error), str(journal.parent))}", False
+    except (Refused, Unreadable, JournalError, msgspec.MsgspecError, OSError, ValueError) as error:
+        return f"it was not replayed to its end: {_without(in_words(error), str(journal.parent))}", False
     if verdict.divergence is not None:
-        return f"replay check differs: {in_words(verdict.divergence)}", False
+        return f"replay check differs: {divergence_in_words(verdict.divergence)}", False
     counts = verdict.counts
     return (
         f"replay check reproduced its {counts.records} records, {counts.steps} steps and {counts.decisions} decisions",
@@ -110,14 +105,11 @@ def _without(text: str, place: str) -> str:
 
 def pack(folder: Path, target: Path, name: str) -> int:
     """Write the folder as a `.tar.zst`, readable by its owner alone; returns its bytes. Raises OutputLost."""
-    try:
-        with result_files.writing(target, private=True) as file:
-            packed = zstandard.ZstdCompressor(level=LEVEL).stream_writer(file, closefd=False)
-            with packed, tarfile.open(fileobj=packed, mode="w|") as archive:
-                archive.add(folder, name, filter=_anonymous)
-            return packed.tell()
-    except OSError as error:
-        raise OutputLost(f"{target} cannot be written: {error}") from error
+    with to_file(target, private=True) as file:
+        packed = zstandard.ZstdCompressor(level=LEVEL).stream_writer(file, closefd=False)
+        with packed, tarfile.open(fileobj=packed, mode="w|") as archive:
+            archive.add(folder, name, filter=_anonymous)
+        return packed.tell()
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -153,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bandmaster incident",
         description="Pack journal, logs, metrics and versions of a run, without its prompts.",
+        epilog=codes("incident"),
     )
     parser.add_argument("directory", metavar="RUN_DIR", help="a run directory, of a live daemon or a dead one")
     parser.add_argument("-o", "--output", default="", metavar="FILE", help="default: incident-TIME.tar.zst, here")
@@ -165,37 +158,32 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster incident`."""
     options = _parser().parse_args(argv)
+    return ended("incident", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     run_dir = Path(options.directory)
     name = f"incident-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    target = _target(options.output, run_dir, name)
+    beside = target.parent if result_files.is_regular(target) else None  # a device's folder is no place for files
     place = ""
     try:
-        target = _target(options.output, run_dir, name)
-        beside = target.parent if result_files.is_regular(target) else None  # a device's folder is no place for files
         with tempfile.TemporaryDirectory(prefix=".incident-", dir=beside) as place:
             folder = Path(place) / name
             folder.mkdir()
             contents = gather(run_dir, folder, options.last, None if options.include_prompts else fresh_names())
             size = pack(folder, target, name)
-        # An archive that goes to standard output stays one: what is told about it goes beside.
-        aside = redirect_stdout(sys.stderr) if result_files.is_standard_output(target) else nullcontext()
-        with aside, printing():
-            if options.json:
-                print(json.dumps(contents | {"archive": str(target), "archive_bytes": size}))
-            else:
-                _show(contents, target, size)
-    except OutputLost as error:
-        return lost("bandmaster incident", error)
-    except (NoJournal, Nothing, BadPlace) as error:
-        print(f"bandmaster incident: {error}", file=sys.stderr)
-        return USAGE
     except (JournalError, msgspec.MsgspecError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EFBIG):
-            return lost("bandmaster incident", OutputLost(f"{target} cannot be written: {os.strerror(error.errno)}"))
-        print(f"bandmaster incident: {_without(str(error), place)}", file=sys.stderr)
-        return DAMAGED
+            raise OutputLost(f"{target} cannot be written: {os.strerror(error.errno)}") from error
+        raise Unreadable(_without(in_words(error), place)) from error
+    # An archive that goes to standard output stays one: what is told about it goes beside.
+    with redirect_stdout(sys.stderr) if result_files.is_standard_output(target) else nullcontext():
+        document = contents | {"archive": str(target), "archive_bytes": size}
+        tell(options.json, lambda: document, lambda: _show(contents, target, size))
     if contents["journal"]["damaged"]:
         return DAMAGED
-    return DONE if contents["replays"] else DIFFERS
+    return DONE if contents["replays"] else NO
 
 
 def _show(contents: dict[str, Any], target: Path, size: int) -> None:

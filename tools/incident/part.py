@@ -22,6 +22,7 @@ from journal.segment import segment_names
 from journal.snapshots import load_header as snapshot_header
 from journal.snapshots import snapshot_names, write
 from journal.storage import DiskStorage
+from tools.ends import Unreadable
 from tools.incident.excerpt import (
     Beginning,
     Excerpt,
@@ -60,7 +61,7 @@ class Taken:
     notes: list[str] = field(default_factory=list)
 
 
-class Nothing(Exception):
+class Nothing(Unreadable):
     """No part of the journal can be taken."""
 
 

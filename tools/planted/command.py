@@ -3,14 +3,13 @@
     bandmaster replay plant [--only NAME] [--keep DIR] [--json]
 
 Owns the judging: the first wrong step, the op and a request that it concerns must be named, or for damage the file, the
-byte, the record and the rule. Exit code 0: all were named; 1: one was missed, or a sound journal was not reproduced;
-2: usage.
+byte, the record and the rule. Exit code 0: all were named; 1: one was missed, or a sound journal was not reproduced, or
+the journals or what is told of them could not be written; 2: usage.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -22,14 +21,14 @@ from rich.table import Table
 
 from journal.divergence import requests_in_words
 from journal.replay import Verdict
-from tools.output import OutputLost, lost, printing
+from tools.ends import DONE, NO, Failed, ended
+from tools.output import because, tell
 from tools.planted import cores, files, ranks, records
 from tools.planted.scene import Fault, Scene, Truth
 from tools.replay import replay_directory
 
 FAULTS: dict[str, type[Fault]] = {fault.name: fault for room in (ranks, cores, records, files) for fault in room.FAULTS}
 NOTHING = files.Nothing.name
-MISSED, USAGE = 1, 2
 
 
 def judge(name: str, directory: Path, processes: int = 1) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def missed(fault: Fault, truth: Truth, verdict: Verdict) -> str:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table."""
+    """The table, and what was missed."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("fault", "planted at", "replay names", ""):
         table.add_column(name, overflow="fold")
@@ -106,6 +105,9 @@ def show(rows: list[dict[str, Any]]) -> None:
         verdict = f"MISSED: {row['missed']}" if row["missed"] else "named"
         table.add_row(row["fault"], row["planted"], row["named"], verdict)
     Console().print(table)
+    for row in rows:
+        if row["missed"]:
+            print(f"MISSED {row['fault']} ({row['about']}): {row['missed']}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,22 +121,20 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster replay plant`."""
     options = _parser().parse_args(argv)
+    return ended("replay plant", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     names = [options.only] if options.only else [NOTHING, *FAULTS]
     with tempfile.TemporaryDirectory(prefix="bandmaster-planted-") as temporary:
         place = options.keep or Path(temporary)
-        rows = [judge(name, place / name) for name in names]
-    try:
-        with printing():
-            if options.json:
-                print(json.dumps({"faults": rows, "missed": [row["fault"] for row in rows if row["missed"]]}))
-            else:
-                show(rows)
-                for row in rows:
-                    if row["missed"]:
-                        print(f"MISSED {row['fault']} ({row['about']}): {row['missed']}")
-    except OutputLost as error:
-        return lost("bandmaster replay plant", error)
-    return MISSED if any(row["missed"] for row in rows) else 0
+        try:
+            rows = [judge(name, place / name) for name in names]
+        except OSError as error:
+            raise Failed(f"{error.filename or place} cannot be written: {because(error)}") from error
+    missing = [row["fault"] for row in rows if row["missed"]]
+    tell(options.json, lambda: {"faults": rows, "missed": missing}, lambda: show(rows))
+    return NO if missing else DONE
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from tools.ends import Refused
 from tools.view.arena import COUNTS
 from tools.view.film import Film
 from tools.view.heat import boards
@@ -43,7 +44,7 @@ FRAMES = 60
 """Frames that are measured, of zooming and of playing each."""
 
 
-class BrowserMissing(Exception):
+class BrowserMissing(Refused):
     """No browser is found, or it does not answer."""
 
 

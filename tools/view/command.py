@@ -5,46 +5,36 @@
     bandmaster view DIR --request N                        the life of one request, and what was beside it
     bandmaster view DIR --check-browser                    open it in a browser here and compare what it shows
 
-Owns the command. Must never write into the journal's directory. Exit code 0: written; 1: the browser showed something
-else, or the file cannot be written; 2: usage, a request or range that the journal does not have; 4: a damaged journal.
+Owns the command. Must never write into the journal's directory. Exit codes: `tools.ends`.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from daemon.core.reasons import Verdict
-from journal.errors import JournalError
 from journal.reader import Walk
 from journal.records import Kind
 from journal.segment import segment_behind
 from journal.snapshots import snapshot_names
 from journal.storage import DiskStorage
-from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.output import OutputLost, lost, printing
+from tools.ends import DONE, NO, Refused, codes, ended
+from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
+from tools.output import tell, to_file
 from tools.replay import DIGITS_MAX, start_of
-from tools.result_files import writing
-from tools.view.browser import BrowserMissing, check_page
+from tools.view.browser import check_page
 from tools.view.film import Film
 from tools.view.page import write_page
 
-WRITTEN = 0
-FAILED = 1
-USAGE = 2
-DAMAGED = 4
 MARGIN_RECORDS = 400  # shown before and behind the life of a request
 BIG_BYTES = 64 << 20
 
 
-class Missing(Exception):
+class Missing(Refused):
     """The journal does not have what was asked for."""
 
 
@@ -118,7 +108,7 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
     path = Path(options.out or f"{title}.html")
     if path.resolve().is_relative_to(storage.directory.resolve()):
         raise Missing(f"{path} is inside the journal's directory, where nothing may be written; name another with -o")
-    with writing(path) as raw:
+    with to_file(path) as raw:
         file = io.TextIOWrapper(raw, encoding="utf-8")
         write_page(film, title, notes, options.request or 0, file)
         file.detach()  # flushed; it is closed where it was opened
@@ -146,27 +136,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.first and options.last and options.first > options.last:
         parser.error(f"--from {options.first} is behind --to {options.last}: there is no record between them")
-    try:
+
+    def run() -> int:
         result = make(options)
-    except (NoJournal, Missing, BrowserMissing) as error:
-        print(f"bandmaster view: {error}", file=sys.stderr)
-        return USAGE
-    except (Foreign, JournalError, msgspec.ValidationError) as error:
-        print(f"bandmaster view: {error}", file=sys.stderr)
-        return DAMAGED
-    except OSError as error:
-        print(f"bandmaster view: {error}", file=sys.stderr)
-        return FAILED
-    browser = result.get("browser")
-    try:
-        with printing():
-            if options.json:
-                print(json.dumps(result))
-            else:
-                _show(result)
-    except OutputLost as error:
-        return lost("bandmaster view", error)
-    return FAILED if browser is not None and browser["wrong"] else WRITTEN
+        tell(options.json, lambda: result, lambda: _show(result))
+        browser = result.get("browser")
+        return NO if browser is not None and browser["wrong"] else DONE
+
+    return ended("view", run)
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -191,7 +168,9 @@ def _show(result: dict[str, Any]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bandmaster view", description="An incident's memory and requests as one HTML file."
+        prog="bandmaster view",
+        description="An incident's memory and requests as one HTML file.",
+        epilog=codes("view"),
     )
     parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
     parser.add_argument("-o", dest="out", metavar="FILE", help="the file; without it, DIR's name with .html, here")

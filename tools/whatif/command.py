@@ -4,35 +4,26 @@
     bandmaster what-if DIR schedule_policy=lpm --rerun   and the same arrivals on a real daemon beside it
     bandmaster what-if DIR                               how well a replay without changes hits what was recorded
 
-Owns the command line. Must never write into the journal's directory. Exit code 0: answered; 1: the rerun failed, or the
-answer could not be printed; 2: usage, or what cannot be asked; 4: a journal that is damaged or has no record.
+Owns the command line. Must never write into the journal's directory. Exit codes: `tools.ends`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from journal.errors import JournalError
-from tools.journal_files import Foreign, NoJournal, open_directory
-from tools.output import OutputLost, printing
+from tools.ends import DONE, Failed, codes, ended
+from tools.journal_files import open_directory
+from tools.output import tell
 from tools.own_server import ServerFailed
 from tools.whatif.answer import answer
 from tools.whatif.changes import DECIDING, parse_changes
-from tools.whatif.errors import WhatIfError
 from tools.whatif.show import show
 
-ANSWERED = 0
-LOST = 1
-USAGE = 2
-DAMAGED = 4
 REPLAYS, REPLAYS_MAX = 5, 1000
 
 
@@ -40,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     about = "Replay the arrivals of a recorded run under other settings, and compare."
     keys = f"KEY is one of: {', '.join(DECIDING)}. VALUE is as the flag of `bandmaster serve` reads it, or +25%, -10%."
-    parser = argparse.ArgumentParser(prog="bandmaster what-if", description=about, epilog=keys)
+    parser = argparse.ArgumentParser(prog="bandmaster what-if", description=about, epilog=f"{keys} {codes('what-if')}")
     add = parser.add_argument
     add("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
     add("changes", nargs="*", metavar="KEY=VALUE", help="settings to change; none: only how well a replay hits")
@@ -81,30 +72,18 @@ def progress(what: str) -> Iterator[Callable[[float], None]]:
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster what-if`."""
     options = build_parser().parse_args(argv)
-    try:
+
+    def run() -> int:
         changes = parse_changes(options.changes)
         storage = open_directory(options.directory)
-        found = answer(options.directory, storage, changes, options.replays, options.rerun, progress)
-        with printing():
-            if options.json:
-                print(json.dumps(found))
-            else:
-                show(found)
-    except (WhatIfError, NoJournal) as error:
-        return _failed(str(error), USAGE)
-    except OutputLost as error:
-        return _failed(str(error), LOST)
-    except ServerFailed as error:
-        return _failed(f"the rerun failed: {error}", LOST)
-    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
-        return _failed(str(error), DAMAGED)
-    return ANSWERED
+        try:
+            found = answer(options.directory, storage, changes, options.replays, options.rerun, progress)
+        except ServerFailed as error:
+            raise Failed(f"the rerun failed: {error}") from error
+        tell(options.json, lambda: found, lambda: show(found))
+        return DONE
 
-
-def _failed(text: str, code: int) -> int:
-    if text:
-        print(f"bandmaster what-if: {text}", file=sys.stderr)
-    return code
+    return ended("what-if", run)
 
 
 if __name__ == "__main__":

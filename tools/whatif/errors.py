@@ -5,6 +5,8 @@ Owns the one exception. Must never be raised for a defect of the program.
 
 from __future__ import annotations
 
+from tools.ends import Refused
 
-class WhatIfError(Exception):
+
+class WhatIfError(Refused):
     """The text says what was wrong, the value, what is allowed and what to do."""

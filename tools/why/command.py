@@ -3,51 +3,42 @@
     bandmaster why REQUEST... DIR [--every-pass | --quick] [--legend] [--json]   by number, or by the id of its answer
     bandmaster why DIR [--most N] [--json]                               which requests are worth asking for
 
-Owns the command line. Must never write into the journal's directory. Exit code 0: told; 1: what is told cannot be
-printed; 2: usage, or a request that the journal does not have; 4: a journal that is damaged or has no record.
+Owns the command line. Must never write into the journal's directory. Exit codes: `tools.ends`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from allocator.graph import GraphError
 from daemon.snapshots import restore_core
-from journal.errors import JournalDamaged, JournalError
+from journal.errors import JournalDamaged
 from journal.reader import Record, Walk
 from journal.segment import segment_behind
 from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage
-from tools.journal_files import Foreign, NoJournal, ReadingProgress, open_directory, refuse_foreign
-from tools.output import OutputLost, printing
+from tools.ends import DAMAGED, DONE, USAGE, Unreadable, codes, ended
+from tools.journal_files import NoJournal, ReadingProgress, open_directory, refuse_foreign
+from tools.output import tell
 from tools.replay import start_of
 from tools.why.legend import legend
 from tools.why.listing import KINDS, Entry, Listing, as_plain, refusal, row, totals
 from tools.why.show import lines, plain
 from tools.why.story import Asked, Beginning, Follower, follow
 
-TOLD = 0
-LOST = 1
-USAGE = 2
-DAMAGED = 4
 DIGITS_MAX = 19  # of a request's number
 MOST = 10
 WIDE = 150  # columns of a table with everything
 NARROW = ("prompt", "cached", "output")  # what a narrower one leaves out
 Start = tuple[Header, Body]
-
-
-class Damaged(JournalError):
-    """A journal of which no record can be read."""
 
 
 class Sound:
@@ -76,7 +67,7 @@ def asked_for(words: Sequence[str]) -> list[Asked]:
     return [Asked(int(word) if number else 0, word) for word, number in zip(words, numbered, strict=True)]
 
 
-def tell(directory: str, asked: Sequence[Asked], console_width: int, options: argparse.Namespace) -> int:
+def tell_of(directory: str, asked: Sequence[Asked], console_width: int, options: argparse.Namespace) -> int:
     """Print the stories of the requests that are asked for; raises NoJournal, Foreign and JournalError."""
     storage = open_directory(directory)
     start, notes = _start(storage, asked)
@@ -86,20 +77,20 @@ def tell(directory: str, asked: Sequence[Asked], console_width: int, options: ar
         follower = follow(sound.records(), asked, seen, beginning, not options.quick)
     _refuse_empty(walk, follower.records, directory, sound)
     notes += follower.notes + sound.notes()
-    with printing():
-        if options.json:
-            print(json.dumps({"requests": [plain(story) for story in follower.stories], "notes": notes}))
-        else:
-            for note in notes:
-                print(f"note: {note}")
-            stories = ["\n".join(lines(story, options.every_pass, console_width)) for story in follower.stories]
-            print("\n\n".join(stories), end="\n" if stories else "")
-            print("\n".join(["", *legend()] if options.legend else []), end="\n" if options.legend else "")
+
+    def show() -> None:
+        stories = ["\n".join(lines(story, options.every_pass, console_width)) for story in follower.stories]
+        print("\n\n".join(stories), end="\n" if stories else "")
+
+    def document() -> dict[str, Any]:
+        return {"requests": [plain(story) for story in follower.stories], "notes": notes}
+
+    tell(options.json, document, lambda: _show(notes, show, options.legend))
     missing = [one for one in asked if not _found(one, follower)]
     trimmed = f"; {'; '.join(trimming)}" if (trimming := [note for note in notes if "trimmed" in note]) else ""
     for one in missing:
         print(f"bandmaster why: {_missing(one, follower.requests)}{trimmed}", file=sys.stderr)
-    return DAMAGED if sound.damage is not None else USAGE if missing else TOLD
+    return DAMAGED if sound.damage is not None else USAGE if missing else DONE
 
 
 def list_worst(directory: str, options: argparse.Namespace) -> int:
@@ -119,13 +110,12 @@ def list_worst(directory: str, options: argparse.Namespace) -> int:
     found.end()
     _refuse_empty(walk, found.records, directory, sound)
     notes += sound.notes()
-    with printing():
-        if options.json:
-            print(json.dumps({**as_plain(found), "notes": notes}))
-        else:
-            _show(found, notes, directory)
-            print("\n".join(["", *legend()] if options.legend else []), end="\n" if options.legend else "")
-    return DAMAGED if sound.damage is not None else TOLD
+    tell(
+        options.json,
+        lambda: {**as_plain(found), "notes": notes},
+        lambda: _show(notes, lambda: _show_lists(found, directory), options.legend),
+    )
+    return DAMAGED if sound.damage is not None else DONE
 
 
 def _start(storage: DiskStorage, asked: Sequence[Asked]) -> tuple[Start | None, list[str]]:
@@ -169,7 +159,7 @@ def _refuse_empty(walk: Walk, records: int, directory: str, sound: Sound) -> Non
     if not records and sound.damage is not None:
         raise sound.damage
     if not records:
-        raise Damaged(f"{directory}: no record can be read: {'; '.join(one.text() for one in walk.cuts())}")
+        raise Unreadable(f"{directory}: no record can be read: {'; '.join(one.text() for one in walk.cuts())}")
 
 
 def _found(asked: Asked, follower: Follower) -> bool:
@@ -190,9 +180,17 @@ def _missing(asked: Asked, requests: int) -> str:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def _show(found: Listing, notes: Sequence[str], directory: str) -> None:
+def _show(notes: Sequence[str], show: Callable[[], None], with_legend: bool) -> None:
+    for note in notes:
+        print(f"note: {note}")
+    show()
+    if with_legend:
+        print("\n".join(["", *legend()]))
+
+
+def _show_lists(found: Listing, directory: str) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
-    for line in [*(f"note: {note}" for note in notes), *totals(found)]:
+    for line in totals(found):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if found.refused:
         console.print(_table("refused, newest last", [refusal(one) for one in found.refused]))
@@ -232,6 +230,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="bandmaster why [REQUEST...] DIR [--every-pass | --quick] [--legend] [--most N] [--json]",
         description="Why a request waited, was retracted or refused, and how it ended; without a request, which ones"
         " are worth asking for.",
+        epilog=codes("why"),
     )
     parser.add_argument(
         "words",
@@ -263,20 +262,14 @@ def main(argv: list[str] | None = None) -> int:
     """`bandmaster why`."""
     options = _parser().parse_intermixed_args(argv)
     *words, directory = options.words
-    try:
-        if words:
-            return tell(directory, asked_for(words), _width(), options)
-        return list_worst(directory, options)
-    except NoJournal as error:
-        print(f"bandmaster why: {error}; the directory stands behind the requests", file=sys.stderr)
-        return USAGE
-    except OutputLost as error:
-        if str(error):
-            print(f"bandmaster why: {error}", file=sys.stderr)
-        return LOST
-    except (Foreign, JournalError, msgspec.ValidationError, OSError) as error:
-        print(f"bandmaster why: {error}", file=sys.stderr)
-        return DAMAGED
+
+    def run() -> int:
+        try:
+            return tell_of(directory, asked_for(words), _width(), options) if words else list_worst(directory, options)
+        except NoJournal as error:
+            raise NoJournal(f"{error}; the directory stands behind the requests") from error
+
+    return ended("why", run)
 
 
 if __name__ == "__main__":
