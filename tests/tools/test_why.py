@@ -30,7 +30,7 @@ from tools import trim
 from tools.why import command
 from tools.why.show import lines
 from tools.why.story import Asked, Passed, Story, Told, follow
-from tools.why.summary import times_of
+from tools.why.summary import recomputed, times_of
 
 SMALL = JournalSettings(segment_bytes=16 << 10)
 SNAPSHOT_ITERATIONS = 400
@@ -155,7 +155,10 @@ def test_a_refused_request_is_found_by_its_id(few_rows: Scene, capsys: pytest.Ca
     assert code == 0
     assert out.startswith("a request that was refused: id never of front end fe, prompt of 60 tokens")
     assert "It was refused when it came (never_fits)" in out
-    assert "refused (never_fits): it would not fit the memory even if it were alone there" in out
+    assert (
+        "refused (never_fits): it would not fit the memory even if it ran alone: its prompt has 60 tokens, and the "
+        "empty arena holds at most 20; the empty arena is short of " in out
+    )
     assert why(capsys, directory, "r1")[1] == why(capsys, directory, "2")[1]
 
 
@@ -397,6 +400,53 @@ def test_decisions_of_another_version_are_told_without_passes() -> None:
     assert "passed over" not in text
     assert "waits for a place in the batch: 1 of 1 are taken" in text
     assert times_of(follower.stories[0]).waited["rows"] > 0
+
+
+def test_who_waits_when_ranks_are_lost_waits_for_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It has no decision of its own then: the loss is told with its cause, and the list counts the same time."""
+    world, journal = scenes.journaled(max_running_requests=1)
+    world.send("runs", 9, 20)
+    world.send("waits", 9, 20)
+    drive(world, lambda: stage(world, "runs") == "running")
+    world.end_epoch()
+    world.wait(700)
+    world.begin()
+    scenes.run(world)
+    for number, lost in ((1, "lost its memory with the ranks"), (2, "the ranks (the processes that run the model)")):
+        story = one_story(journal, number)
+        assert times_of(story).waited["ranks"] == 700_000_000
+        (line,) = [line for line in lines(story) if "epoch 1 ended" in line]
+        assert lost in line
+        assert "a rank died" in line
+    assert command.main([str(journal.write(tmp_path)), "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["waited"]
+    assert [one["waits_ns"]["ranks"] for one in entries] == [700_000_000] * 2
+
+
+@pytest.mark.parametrize("name", ["crowd", "pressed", "preempted", "lost_ranks", "poisoned", "protected"])
+def test_what_was_computed_again_is_what_the_core_counted(name: str) -> None:
+    """Only what had been computed before, not the rest of a prompt that was retracted in the middle."""
+    world, journal = scenes.MORE[name]()
+    stories = follow(journal.records, [Asked(request=number) for number in scenes.numbers(journal)]).stories
+    told = [recomputed(story) for story in stories]
+    assert all(sure for _, sure in told)
+    assert sum(again for again, _ in told) == world.core.state.totals.recomputed_tokens > 0
+
+
+def test_no_more_is_lost_than_there_was() -> None:
+    """A decode step under way when its rank dies has left no token that could be computed again."""
+    world, journal = scenes.journaled()
+    world.send("a", 9, 20)
+    while "a" not in world.by_request and not world.verdicts("admitted"):
+        world.tick()
+    world.tick()
+    world.end_epoch()
+    world.begin()
+    scenes.run(world)
+    (requeued,) = world.verdicts("requeued")
+    assert (requeued.numbers["tokens"], requeued.numbers["output_tokens"]) == (10, 0)
+    (line,) = [line for line in lines(one_story(journal, 1)) if "lost its memory" in line]
+    assert "it had no output, 9 tokens must be computed again" in line
 
 
 def test_quick_tells_what_was_recorded(few_rows: Scene, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,7 +187,8 @@ WORK = {"lost_tokens": 24, "units_state": 2, **SHORT}
 WHY = {"candidates": 5, "protected": 1, "redo_tokens": 24, "own_priority": -5}
 NEXT = {"next": 7, "next_redo_tokens": 3, "next_priority": 0}
 GAVE = (
-    "it gave back 2 full-attention pages and 2 recurrent-state slots; its output is kept; of its 40 tokens the prefix "
+    "it gave back 2 full-attention pages and 2 recurrent-state slots; its output is kept; of its 40 computed tokens 16 "
+    "stay in the prefix cache until evicted, and 24 must be computed again"
 )
 OTHERS: dict[str, tuple[Decided, Aside, str]] = {
     "quota": (
@@ -200,31 +201,30 @@ OTHERS: dict[str, tuple[Decided, Aside, str]] = {
         Decided(0, "evicted", 0, "reclaim", {"units_full": 30}),
         Aside(left_by=((9, 8), (4, 7), (5, 6), (6, 5), (7, 3), (8, 1)), took=(0, 4)),
         "the prefix cache evicted 30 full-attention pages to make room for the step, which took 4 full-attention pages,"
-        " 0 of them for this request; the full-attention pages had been left there by request 9 (8 pages), request 4 (7"
-        " pages), request 5 (6 pages), request 6 (5 pages) and 2 other requests (4 pages)",
+        " none of them for this request; the full-attention pages had been left there by request 9 (8 pages), request 4"
+        " (7 pages), request 5 (6 pages), request 6 (5 pages) and 2 other requests (4 pages)",
     ),
     "idle": (Decided(0, "idle", 0, "", {"rows": 0}), Aside(), "nothing is left to do; rows 0"),
     "old": (
         retraction({"unlocked_pages": 7, "times": 3}),
         Aside(),
-        "retracted for the 3rd time: it gives up its memory so that request 9 can go on; it gave back 2 full-attention "
-        "pages, and 7 cached pages may be evicted now that it reads them no longer; its output is kept; of its 40 "
-        "tokens the prefix cache has 16 until it needs the room, and 40 must be computed again",
+        "retracted (preempted) for the 3rd time: it gives up its memory so that request 9 can go on; it gave back 2 "
+        "full-attention pages, and 7 cached pages may be evicted now that it reads them no longer; its output is kept; "
+        "of its 40 computed tokens 16 stay in the prefix cache until evicted, and 40 must be computed again",
     ),
     "lowest": (
         retraction(WORK | WHY | NEXT),
         Aside(),
-        "retracted: it gives up its memory so that request 9 can go on; for the next tokens 3 20-token-window "
-        "pages are missing; why this one of 5: it has the lowest priority (-5; the next, request 7, has 0); 1 other had"
-        f" been retracted so often that it is spared; {GAVE}cache has 16 until it needs the room, and 24 must be"
-        " computed again",
+        "retracted (preempted): it gives up its memory so that request 9 can go on; the next tokens of running requests"
+        " lack 3 pages of the 20-token sliding window; why this one of 5 running requests: it has the lowest priority, "
+        "-5 (next in line: request 7, 0); 1 other had been retracted so often that it is spared; " + GAVE,
     ),
     "only": (
         retraction(WORK | WHY | {"candidates": 1, "next": 0, "protected": 2}),
         Aside(),
-        "retracted: it gives up its memory so that request 9 can go on; for the next tokens 3 20-token-window "
-        "pages are missing; why this one: no other running request could be chosen; 2 others had been retracted so"
-        f" often that they are spared; {GAVE}cache has 16 until it needs the room, and 24 must be computed again",
+        "retracted (preempted): it gives up its memory so that request 9 can go on; the next tokens of running requests"
+        " lack 3 pages of the 20-token sliding window; why this one: no other running request could be chosen; 2 others"
+        " had been retracted so often that they are spared; " + GAVE,
     ),
     "later": (Decided(0, "later", 1, "why", {"some": 5}), Aside(), "later: why; some 5"),
 }
@@ -240,15 +240,15 @@ def test_what_no_scene_has(name: str) -> None:
 def test_places_and_kinds_are_named() -> None:
     """A single stage needs no name; ids and frozen bands are no stage; unknown kinds keep their name."""
     for numbers, bands, text in (
-        ({"units_short": 3, "stage": 0, "band": 1}, BANDS, "3 20-token-window pages"),
-        ({"units_short": 3, "stage": 0, "band": 1}, BANDS * 2, "3 20-token-window pages on pipeline stage 0"),
+        ({"units_short": 3, "stage": 0, "band": 1}, BANDS, "3 pages of the 20-token sliding window"),
+        ({"units_short": 3, "stage": 0, "band": 1}, BANDS * 2, "3 pages of the 20-token sliding window on pipeline "),
         ({"units_short": 1, "stage": 1, "band": 0}, BANDS * 2, "1 recurrent-state slot on pipeline stage 1"),
         (
             {"units_short": 2, "stage": ID_SPACE, "band": 2},
             BANDS,
-            "2 full-attention pages (the numbers for them, of which ",
+            "2 full-attention pages (all that an arena of this size can have are in use)",
         ),
-        ({"units_short": 2, "stage": FROZEN, "band": 2}, BANDS, "2 full-attention pages (nothing may be taken until "),
+        ({"units_short": 2, "stage": FROZEN, "band": 2}, BANDS, "2 full-attention pages (none may be taken until "),
         ({"units_short": 1, "stage": 4, "band": 9}, BANDS, "1 unit of band 9 on pipeline stage 4"),
         ({}, BANDS, ""),
     ):
@@ -259,14 +259,15 @@ def test_places_and_kinds_are_named() -> None:
 
 def test_a_reason_that_no_row_knows_is_told_as_it_stands() -> None:
     """A later version's: nothing that was recorded is left out."""
-    assert waiting("new", {"some": 5, **SHORT}, BANDS) == "new; 3 20-token-window pages; some 5"
+    assert waiting("new", {"some": 5, **SHORT}, BANDS) == "new; 3 pages of the 20-token sliding window; some 5"
     assert for_what("queue:new") == "its turn behind a request that waited for new"
 
 
 def test_durations_are_short() -> None:
-    """As many digits as a reader needs."""
+    """As many digits as a reader needs; what is beyond is cut off, as in the milliseconds that decisions have."""
     cases = {0: "0 ms", 400_000: "0.4 ms", 7_000_000: "7 ms", 12_300_000: "12 ms", 9_999_000_000: "9,999 ms"}
     cases |= {12_340_000_000: "12.3 s", 250_000_000_000: "4 min 10 s"}
+    cases |= {6_990_000: "6.9 ms", 59_900_000: "59 ms", 12_390_000_000: "12.3 s", 250_900_000_000: "4 min 10 s"}
     assert {ns: milliseconds(ns) for ns in cases} == cases
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th")

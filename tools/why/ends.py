@@ -6,9 +6,58 @@ Owns the two tables by code. Must never decide anything. Invariant: every code o
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+from allocator.capacity import ID_SPACE
 from daemon.core.reasons import EndReason, RefusalCode
-from tools.why.nouns import Numbers, units
+from ipc.messages import Generate
+from tools.why.nouns import Bands, Numbers, amount, band_name, short, units
+
+ONLY_STAGE = "on pipeline stage 0 (the only one)"
+LEAST_STAGE = "on the pipeline stage with the least room"
+
+
+class Asks(NamedTuple):
+    """Tokens that a request has and wants; 0: not known, or as many as fit."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+def asks_of(generate: Generate) -> Asks:
+    """What a client sent."""
+    return Asks(len(generate.prompt) // 8, generate.max_tokens or 0)
+
+
+def refused_because(code: str, numbers: Numbers, asks: Asks, bands: Bands) -> list[str]:
+    """Why a request was refused, and where memory lacks how much, as clauses; none that the numbers do not have."""
+    row = REFUSALS.get(code)
+    why = [row(numbers)] if row is not None else []
+    if code == RefusalCode.NEVER_FITS:
+        why = [_never_fits(numbers, asks)]
+    if numbers.get("stage") == ID_SPACE:
+        lacking = amount(numbers["units_short"], band_name(numbers, bands))
+        where = ONLY_STAGE if len(bands) == 1 else LEAST_STAGE
+        return [*why, f"the empty arena is short of {lacking} {where}"]
+    lacking = short(numbers, bands, ONLY_STAGE)
+    return [*why, f"the empty arena is short of {lacking}"] if lacking else why
+
+
+def _never_fits(n: Numbers, asks: Asks) -> str:
+    """Which of the two it is that is too long shows where they differ."""
+    value, limit = n["value"], n["limit"]
+    of_prompt, of_output = value == asks.prompt_tokens, value == asks.output_tokens
+    if of_prompt and not of_output:
+        what = f"its prompt has {units(value, 'token')}, and the empty arena holds at most {limit:,}"
+    elif of_output and not of_prompt:
+        beside = f"beside its prompt of {units(asks.prompt_tokens, 'token')}"
+        what = (
+            f"it asks for {units(value, 'output token')}, and {beside} the empty arena has room for at most {limit:,}"
+        )
+    else:
+        what = f"it asks for {units(value, 'token')}, and the empty arena holds at most {limit:,}"
+    return f"it would not fit the memory even if it ran alone: {what}"
+
 
 REFUSALS: dict[str, Callable[[Numbers], str]] = {
     RefusalCode.EMPTY_PROMPT: lambda n: "its prompt has no token",
@@ -19,13 +68,10 @@ REFUSALS: dict[str, Callable[[Numbers], str]] = {
         f"its prompt has {units(n['value'], 'token')}, and the model's length allows {n['limit']:,}"
     ),
     RefusalCode.OUTPUT_TOO_LONG: lambda n: (
-        f"it asks for {units(n['value'], 'output token')}, and behind its prompt the model's length leaves"
+        f"it asks for {units(n['value'], 'output token')}, and after its prompt the model's length leaves"
         f" {n['limit']:,}"
     ),
-    RefusalCode.NEVER_FITS: lambda n: (
-        f"it would not fit the memory even if it were alone there: it asks for {units(n['value'], 'token')}, and at"
-        f" most {n['limit']:,} could be held"
-    ),
+    RefusalCode.NEVER_FITS: lambda n: _never_fits(n, Asks()),
     RefusalCode.BAD_PARAMETER: lambda n: (
         "a parameter is out of its range or means nothing here"
         + (f": it is {n['value']:,}, the limit is {n['limit']:,}" if n["limit"] or n["value"] else "")
@@ -53,7 +99,7 @@ ENDS: dict[EndReason, str] = {
     EndReason.DEADLINE: "its deadline passed, or could not be met any more",
     EndReason.UNSCHEDULABLE: "it can never fit the memory that is left",
     EndReason.MEMORY: "it held all the memory that was in use and still needed more",
-    EndReason.FAULT: "ranks or the daemon failed, and it could not go on",
+    EndReason.FAULT: "ranks (the processes that run the model) or the daemon failed, and it could not go on",
     EndReason.DRAINED: "the daemon was shut down before it was done",
 }
 """Why an accepted request ended."""

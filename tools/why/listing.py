@@ -11,16 +11,17 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from daemon.core.inputs import Arrived, EpochBegan, Recovered, RecoveredGroup
+from daemon.core.inputs import Arrived, EpochBegan, EpochEnded, Recovered, RecoveredGroup
 from daemon.core.outputs import Decided
 from daemon.core.reasons import EndReason, Verdict
 from journal.reader import Record
 from journal.records import INPUT_KINDS, Kind
 from tools.why.causes import cause_of
-from tools.why.ends import ENDS, FAILED, REFUSALS
-from tools.why.nouns import milliseconds, units
+from tools.why.ends import ENDS, FAILED, Asks, asks_of, refused_because
+from tools.why.nouns import CLOCK_FROM_NS, Bands, joined, milliseconds, short_of, units
 from tools.why.summary import BACK
 from tools.why.waits import for_what
 
@@ -48,12 +49,14 @@ class Entry:
     retractions: int = 0
     parks: int = 0
     requeued: int = 0
+    matched_tokens: int = 0
+    cut: str = ""  # the kind of memory that cut its first hit short, empty where it was nothing or the prompt was new
     took_ns: int = 0
     end: str = ""
     cause: str = ""
     why: str = UNSAID  # what it waits for now; empty while it has its place
     since_ns: int = 0
-    started: bool = False  # `cached_tokens` is of its first start: later ones find its own tokens too
+    started: bool = False  # `cached_tokens` and `cut` are of its first start: later ones find its own tokens too
 
     @property
     def waited_ns(self) -> int:
@@ -74,6 +77,8 @@ class Entry:
             "came_ns": self.came_ns,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "matched_tokens": self.matched_tokens,
+            "hit_cut": self.cut,
             "output_tokens": self.output_tokens,
             "waited_ns": self.waited_ns,
             "waits_ns": dict(self.waits),
@@ -88,12 +93,24 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class RefusedOne:
-    """A request that was refused: its id, the code and the numbers."""
+    """A request that was refused: its id, the code and the numbers, what it asked for, and the names of bands."""
 
     id: str
     now_ns: int
     code: str
     numbers: dict[str, int]
+    asks: Asks
+    bands: Bands
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values."""
+        short = {"short": short_of(self.numbers, self.bands)} if "units_short" in self.numbers else {}
+        return {"id": self.id, "now_ns": self.now_ns, "code": self.code, "numbers": self.numbers, **short}
+
+
+def cut_of(reason: str) -> str:
+    """The kind of memory that cut a hit short of what full attention had; what was never seen is no cut."""
+    return "" if reason == "full" else reason
 
 
 class Worst:
@@ -118,7 +135,12 @@ class Worst:
 KINDS: dict[str, tuple[str, Callable[[Entry], int]]] = {
     "failed": ("failed, newest first", lambda one: one.request if one.end in FAILED or one.end == LEFT else 0),
     "waited": ("waited longest", lambda one: one.waited_ns),
-    "retracted": ("retracted most often", lambda one: one.retractions),
+    "retracted": ("retracted (preempted) most often", lambda one: one.retractions),
+    "parked": ("parked most often", lambda one: one.parks),
+    "cut": (
+        "prefix-cache hit cut short by a missing window or state, most tokens first",
+        lambda one: one.matched_tokens - one.cached_tokens if one.cut else 0,
+    ),
     "slowest": ("took longest from arrival to end", lambda one: one.took_ns),
     "requeued": ("thrown back most often by lost ranks or restarts", lambda one: one.requeued),
 }
@@ -141,6 +163,7 @@ class Listing:
         self._now_ns = 0
         self._newest: Record | None = None  # an input that was not read
         self._orphans: set[int] = set()
+        self._bands: Bands = ()
 
     def begin_at(self, groups: Sequence[RecoveredGroup]) -> None:
         """The journal begins at a snapshot, which these lived at."""
@@ -151,6 +174,7 @@ class Listing:
                     tokens = len(group.generate.prompt) // 8
                     entry = Entry(number, group.generate.id, group.arrived_ns, tokens, since_ns=group.arrived_ns)
                     entry.retractions, entry.cached_tokens = left.retractions, left.cached_tokens
+                    entry.matched_tokens, entry.cut = left.matched_tokens, cut_of(left.hit_cut)
                     entry.why, entry.started = "" if left.started else UNSAID, left.started
                     self.live[number] = entry
 
@@ -209,7 +233,13 @@ class Listing:
                     self._orphans.discard(number)
                     if left.ended is not None and number in self.live:
                         self._ended(self.live[number], left.ended.reason, item.now_ns, left.ended.output_tokens)
+        elif isinstance(item, EpochEnded):
+            for entry in self.live.values():
+                if entry.why:  # what has its place is told by a decision that it lost it
+                    entry.until(item.now_ns)
+                    entry.why = "ranks"
         elif isinstance(item, EpochBegan):
+            self._bands = [[band.name for band in stage.bands] for stage in item.geometry.stages]
             for number in sorted(self._orphans & set(self.live)):
                 self._ended(self.live[number], LEFT, item.now_ns, 0)
             self._orphans = set()
@@ -229,7 +259,9 @@ class Listing:
                 self.accepted += 1
         elif told.verdict == Verdict.REFUSED and self._arrived is not None:
             self.refusals[told.reason] += told.numbers.get("n", 1)
-            self.refused.append(RefusedOne(self._arrived.generate.id, told.now_ns, told.reason, told.numbers))
+            generate = self._arrived.generate
+            asks, bands = asks_of(generate), self._bands
+            self.refused.append(RefusedOne(generate.id, told.now_ns, told.reason, told.numbers, asks, bands))
         elif told.request in self.live:
             self._orphans.discard(told.request)
             self._lived(self.live[told.request], told)
@@ -252,6 +284,8 @@ class Listing:
             self._looked_at.discard(entry.request)
             if not entry.started:
                 entry.started, entry.cached_tokens = True, n.get("cached_tokens", 0)
+                entry.matched_tokens = n.get("matched_tokens", 0)
+                entry.cut = cut_of(told.reason)
         elif told.verdict == Verdict.PARKED:
             entry.parks += 1
         elif told.verdict in BACK:
@@ -301,9 +335,10 @@ def row(entry: Entry) -> dict[str, str]:
     """One request as cells of a table."""
     return {
         "request": str(entry.request),
+        "came": clock(entry.came_ns),
         "id": entry.id,
         "prompt": f"{entry.prompt_tokens:,}",
-        "cached": f"{entry.cached_tokens:,}",
+        "cached": f"{entry.cached_tokens:,}" + (f" of {entry.matched_tokens:,}: {entry.cut}" if entry.cut else ""),
         "output": f"{entry.output_tokens:,}" if entry.end else "-",
         "waited": milliseconds(entry.waited_ns),
         "mostly for": _cause(entry),
@@ -323,8 +358,13 @@ def _cause(entry: Entry) -> str:
 
 def refusal(one: RefusedOne) -> dict[str, str]:
     """One refusal as cells of a table."""
-    said = REFUSALS.get(one.code)
-    return {"id": one.id, "code": one.code, "why": said(one.numbers) if said is not None else ""}
+    why = joined(*refused_because(one.code, one.numbers, one.asks, one.bands))
+    return {"came": clock(one.now_ns), "id": one.id, "code": one.code, "why": why}
+
+
+def clock(now_ns: int) -> str:
+    """The time of day in UTC, where it is one."""
+    return f"{datetime.fromtimestamp(now_ns / 1e9, UTC):%H:%M:%S}" if now_ns >= CLOCK_FROM_NS else "-"
 
 
 def as_plain(found: Listing) -> dict[str, Any]:
@@ -334,8 +374,6 @@ def as_plain(found: Listing) -> dict[str, Any]:
         "live": len(found.live),
         "ends": dict(found.ends),
         "refusals": dict(found.refusals),
-        "refused": [
-            {"id": one.id, "now_ns": one.now_ns, "code": one.code, "numbers": one.numbers} for one in found.refused
-        ],
+        "refused": [one.plain() for one in found.refused],
         **{name: [entry.plain() for entry in worst.entries()] for name, worst in found.worst.items()},
     }

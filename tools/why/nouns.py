@@ -14,11 +14,12 @@ Bands = Sequence[Sequence[str]]
 """Names of bands by stage and place, of the epoch that is told of."""
 
 PLACES = {
-    ID_SPACE: "(the numbers for them, of which an arena has so many, have run out)",
-    FROZEN: "(nothing may be taken until the ranks have said where published pages lie)",
+    ID_SPACE: "(all that an arena of this size can have are in use)",
+    FROZEN: "(none may be taken until the ranks have said where published pages lie)",
 }
 """What stands for a stage where it is none."""
 
+CLOCK_FROM_NS = 10**18  # times before 2001 are those of a simulated world
 UNITS = "units_"
 SHORT = ("units_short", "stage", "band")
 """Numbers that say where memory lacks how much."""
@@ -29,23 +30,21 @@ def units(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def kind(name: str) -> str:
-    """One unit of a band, as a noun that takes an s."""
+def kind(name: str) -> tuple[str, str]:
+    """One unit of a band: a noun that takes an s, and what follows it."""
     if name == "full":
-        return "full-attention page"
+        return "full-attention page", ""
     if name == "state":
-        return "recurrent-state slot"
+        return "recurrent-state slot", ""
     if name.startswith("window:"):
-        return f"{int(name.partition(':')[2]):,}-token-window page"
-    return f"unit of {name}" if not name.isdecimal() else f"unit of band {name}"
+        return "page", f" of the {int(name.partition(':')[2]):,}-token sliding window"
+    return "unit", f" of band {name}" if name.isdecimal() else f" of {name}"
 
 
 def amount(count: int, name: str) -> str:
     """`12 full-attention pages`."""
-    noun = kind(name)
-    if noun.startswith("unit of "):
-        return f"{units(count, 'unit')}{noun.removeprefix('unit')}"
-    return units(count, noun)
+    noun, behind = kind(name)
+    return f"{units(count, noun)}{behind}"
 
 
 def amounts(numbers: Numbers, prefix: str = UNITS) -> str:
@@ -72,20 +71,25 @@ def band_name(numbers: Numbers, bands: Bands) -> str:
     return bands[0][band] if known else str(band)
 
 
-def place(numbers: Numbers, bands: Bands = ()) -> str:
-    """Where it is short, in words; empty where there is but one stage."""
+def place(numbers: Numbers, bands: Bands = (), only: str = "") -> str:
+    """Where it is short, in words; `only` where there is but one stage."""
     stage = numbers.get("stage", 0)
     if stage in PLACES:
         return PLACES[stage]
-    return "" if len(bands) == 1 and stage == 0 else f"on pipeline stage {stage}"
+    return only if len(bands) == 1 and stage == 0 else f"on pipeline stage {stage}"
 
 
-def short(numbers: Numbers, bands: Bands) -> str:
-    """How much memory lacks, and where; empty when the numbers do not say."""
+def short(numbers: Numbers, bands: Bands, only: str = "") -> str:
+    """How much memory lacks, and where (`only`: on the only stage there is); empty when the numbers do not say."""
     if "units_short" not in numbers:
         return ""
     lacking = amount(numbers["units_short"], band_name(numbers, bands))
-    return " ".join(part for part in (lacking, place(numbers, bands)) if part)
+    return " ".join(part for part in (lacking, place(numbers, bands, only)) if part)
+
+
+def short_of(numbers: Numbers, bands: Bands) -> dict[str, str]:
+    """The names behind the numbers of what is short, as plain values."""
+    return {"band": band_name(numbers, bands), "where": place(numbers)}
 
 
 def rest(numbers: Numbers, told: Sequence[str] = SHORT) -> str:
@@ -111,10 +115,14 @@ def times(count: int) -> str:
 
 
 def milliseconds(ns: int) -> str:
-    """A duration: `0.4 ms`, `12 ms`, `3.2 s`, `4 min 10 s`."""
+    """A duration: `0.4 ms`, `12 ms`, `3.2 s`, `4 min 10 s`.
+
+    Digits are cut off, as in the whole milliseconds that decisions have, so that two tellings of one time agree.
+    """
     if ns >= 120 * 10**9:
-        minutes, seconds = divmod(round(ns / 1e9), 60)
+        minutes, seconds = divmod(ns // 10**9, 60)
         return f"{minutes:,} min {seconds} s"
     if ns >= 10**10:
-        return f"{ns / 1e9:.1f} s"
-    return f"{ns / 1e6:,.0f} ms" if ns >= 10**7 or not ns % 10**6 else f"{ns / 1e6:.1f} ms"
+        return f"{ns // 10**9}.{ns // 10**8 % 10} s"
+    whole = f"{ns // 10**6:,}"
+    return f"{whole} ms" if ns >= 10**7 or not ns % 10**6 else f"{whole}.{ns // 10**5 % 10} ms"

@@ -37,7 +37,7 @@ def passes_text(story: Story, passes: Sequence[Passed]) -> str:
     first, last = passes[0].over, passes[-1].over
     took_ns = passes[-1].now_ns - passes[0].now_ns
     over = f" in {milliseconds(took_ns)}" if took_ns else ""
-    who = "stands still" if first.state.value.startswith("parked") else "waits"
+    who = "stands still, parked," if first.state.value.startswith("parked") else "waits"
     count = f" (passed over {times(len(passes))}{over})" if len(passes) > 1 else ""
     moved = [
         f"{MOVED.get(name, name)} went from {first.numbers[name]:,} to {number:,}"
@@ -57,7 +57,7 @@ def _others(passes: Sequence[Passed], bands: Bands) -> str:
     named += [units(len(ahead) - NAMED_MAX, "other")] if len(ahead) > NAMED_MAX else []
     ran = sorted({passes[0].running, passes[-1].running})
     held = f"{' to '.join(f'{count:,}' for count in ran)} {'request' if ran == [1] else 'requests'} held memory"
-    return joined(why, f"those prompts: {listed(named)}" if named else "", held if ran[-1] else "")
+    return joined(why, f"prefilled meanwhile: {listed(named)}" if named else "", held if ran[-1] else "")
 
 
 def stretch_text(story: Story, passes: Sequence[Passed]) -> str:
@@ -73,5 +73,5 @@ def stretch_text(story: Story, passes: Sequence[Passed]) -> str:
     queue = f"{units(max(ahead), 'request')} ahead of it at most" if ahead else ""
     held = sorted(one.running for one in passes)
     holding = f"{held[0]:,} to {held[-1]:,} requests held memory" if held[0] != held[-1] else ""
-    at_last = f"at last it waits {waiting(last.over.reason, last.over.numbers, story.bands)}"
+    at_last = f"in the last pass it waits {waiting(last.over.reason, last.over.numbers, story.bands)}"
     return joined(head, queue, holding, at_last)

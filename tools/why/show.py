@@ -17,23 +17,22 @@ from typing import Any
 from daemon.core.outputs import Decided
 from daemon.core.reasons import Verdict
 from tools.why.nouns import (
+    CLOCK_FROM_NS,
     Numbers,
     amount,
     amounts,
-    band_name,
     joined,
     milliseconds,
-    place,
+    short_of,
     units,
 )
 from tools.why.passes import passes_text, stretch_text, why_passed
 from tools.why.story import Event, Noted, Passed, Story, Told
 from tools.why.summary import as_plain, summary
 from tools.why.waits import waiting
-from tools.why.words import left_by, sentence
+from tools.why.words import for_this, left_by, sentence
 
-NS_PER_S = 1_000_000_000
-CLOCK_FROM_NS = 10**18  # times before 2001 are those of a simulated world
+NS_PER_MS = 1_000_000
 INDENT = 26
 RUNS_MAX = 4  # runs of passes in a row that have a line each; more of them share one
 WIDTH_MIN = 60
@@ -81,7 +80,7 @@ def evictions_text(story: Story, events: Sequence[Event]) -> str:
     took_ns = told[-1].decided.now_ns - told[0].decided.now_ns
     total = sum(event.aside.took[1] for event in told)
     often = f"{len(told):,} steps within {milliseconds(took_ns)}" if took_ns else f"{len(told):,} steps"
-    for_it = f", which took {amount(total, 'full')}, {mine:,} of them for this request" if total else ""
+    for_it = f", which took {amount(total, 'full')}, {for_this(mine, total)}" if total else ""
     whose: Counter[int] = Counter()
     for event in told:
         whose.update(dict(event.aside.left_by))
@@ -155,7 +154,7 @@ def _short(story: Story, numbers: Numbers) -> dict[str, Any]:
     """The names behind the numbers of what is short."""
     if "units_short" not in numbers:
         return {}
-    return {"short": {"band": band_name(numbers, story.bands), "where": place(numbers)}}
+    return {"short": short_of(numbers, story.bands)}
 
 
 def _lines(story: Story, every_pass: bool) -> Iterator[list[Event]]:
@@ -226,7 +225,7 @@ def spoken(story: Story, event: Event) -> str:
 
 def _line(story: Story, event: Event, text: str, width: int) -> Iterator[str]:
     now_ns = event.decided.now_ns if isinstance(event, Told) else event.now_ns
-    seconds = (now_ns - story.arrived.now_ns) / NS_PER_S
+    seconds = (now_ns - story.arrived.now_ns) // NS_PER_MS / 1000  # cut off, as all durations are
     yield from _wrapped(f"  {seconds:>9.3f} s  #{event.sequence:<8}  {text}", width, INDENT)
 
 

@@ -26,9 +26,13 @@ from journal import records
 from journal.reader import Record
 from journal.records import DECISION_VERSION, INPUT_KINDS, Closed, Kind, Opened
 from tools.why.causes import after, cause_of, closed
+from tools.why.ends import asks_of
 from tools.why.nouns import Bands, milliseconds, units
 from tools.why.pages import Pages
 from tools.why.words import NOTHING, Aside
+
+MOVES = frozenset({Verdict.ADMITTED, Verdict.RETRACTED, Verdict.REQUEUED, Verdict.RECOVERED, Verdict.RESUMED})
+"""Decisions that give a request its place in the batch, or take it."""
 
 CONTEXT = frozenset({Verdict.STALLED, Verdict.DRAINING, Verdict.FLUSHED})
 """Decisions about the whole core that a story tells too, when they fall into the request's life."""
@@ -75,7 +79,9 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What happened to the request that is no decision: `what` is `first_token`, `stopped`, `ranks`, `ended` or `left`.
+    """What happened to the request that is no decision.
+
+    `what` is `first_token`, `stopped`, `lost_ranks`, `ranks`, `ended` or `left`.
 
     `numbers` go with it; `text` says it.
     """
@@ -208,7 +214,7 @@ class Follower:
         elif isinstance(item, EpochBegan):
             self._epoch_began(record, item)
         elif isinstance(item, EpochEnded):
-            self._ready = False
+            self._epoch_ended(record, item)
         core = self._core
         if core is None:
             return
@@ -284,8 +290,16 @@ class Follower:
         self._orphans = []
         for story in self._live:
             story.bands = self._bands
-            text = f"ranks are ready: epoch {item.epoch} begins with empty memory and an empty prefix cache"
+            text = f"ranks are ready: epoch {item.epoch} begins, with empty memory and an empty prefix cache"
             story.events.append(Noted(record.sequence, item.now_ns, "ranks", text, {"epoch": item.epoch}))
+
+    def _epoch_ended(self, record: Record, item: EpochEnded) -> None:
+        """Who held memory is told by a decision that it lost it; who waits goes on waiting, now for ranks."""
+        self._ready = False
+        for story in self._live:
+            if not _holds(story):
+                text = f"the ranks (the processes that run the model) were lost, epoch {item.epoch} ended: {item.why}"
+                story.events.append(Noted(record.sequence, item.now_ns, "lost_ranks", text, {"epoch": item.epoch}))
 
     # --- what replay says ----------------------------------------------------------------------------------------
 
@@ -309,7 +323,7 @@ class Follower:
                 continue
             story.answered = True
             took_ns = now_ns - _started_ns(story, now_ns)
-            text = f"the first output token since this start is there, {milliseconds(took_ns)} after it"
+            text = f"the first output token since this start, {milliseconds(took_ns)} after it"
             story.events.append(Noted(record.sequence, now_ns, "first_token", text, {"took_ns": took_ns}))
 
     # --- decisions -----------------------------------------------------------------------------------------------
@@ -330,7 +344,8 @@ class Follower:
     def _refused(self, record: Record, decided: Decided) -> None:
         if self._arrived is not None and any(asked.means(self._arrived) for asked in self._asked):
             said = [reply.message.message for reply in self._out.replies if isinstance(reply.message, Refused)]
-            told = Told(record.sequence, decided, Aside(detail=said[0] if said else ""))
+            aside = Aside(detail=said[0] if said else "", asks=asks_of(self._arrived.generate))
+            told = Told(record.sequence, decided, aside)
             self.stories.append(Story(0, 0, self._arrived, self._bands, [told], ended=True))
 
     def _concerned(self, decided: Decided) -> Iterator[Story]:
@@ -376,7 +391,10 @@ class Follower:
             ends = [reply.message for reply in self._out.replies if isinstance(reply.message, Finished)]
             detail = next((one.detail for one in ends if one.request == decided.request), "")
             return Aside(detail, cause_of(self._input))
-        return Aside(cause=cause_of(self._input)) if decided.verdict == Verdict.REQUEUED else NOTHING
+        if decided.verdict == Verdict.REQUEUED:
+            had = len(story.arrived.generate.prompt) // 8 + decided.numbers["output_tokens"]
+            return Aside(cause=cause_of(self._input), had_tokens=had)
+        return NOTHING
 
     def _leave(self, story: Story, noted: Noted) -> None:
         """It ends without a decision."""
@@ -398,6 +416,16 @@ class Follower:
         for story in self._live:
             story.replayed = False
         self.notes.append(f"life {self._life}, sequence {record.sequence}: {why}; from here on no passes are told")
+
+
+def _holds(story: Story) -> bool:
+    """Whether it has a place in the batch, by its newest start or loss."""
+    for event in reversed(story.events):
+        if isinstance(event, Noted) and event.what == "stopped":
+            return False
+        if isinstance(event, Told) and event.decided.request == story.request and event.decided.verdict in MOVES:
+            return event.decided.verdict == Verdict.ADMITTED
+    return story.known_from > 0  # not known: should it have one, a decision says that it lost it
 
 
 def _band_names(geometry: Any) -> Bands:

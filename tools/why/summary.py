@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daemon.core.reasons import Verdict
-from tools.why.nouns import kind, listed, milliseconds, times, units
+from tools.why.nouns import listed, milliseconds, times, units
 from tools.why.story import Event, Noted, Passed, Story, Told
 from tools.why.waits import BEHIND, for_what
-from tools.why.words import ended_because
+from tools.why.words import ended_because, missing_kind
 
 WAITING = "waiting"
 PREFILL = "prefill"
@@ -63,6 +63,8 @@ class _Clock:
             self._doing = DECODE
         elif event.what == "ranks" and self._doing == WAITING:
             self._why = self._between
+        elif event.what == "lost_ranks":
+            self._why = "ranks"
         elif event.what == "stopped":
             self._doing, self._why = WAITING, "daemon"
 
@@ -114,7 +116,7 @@ def summary(story: Story) -> str:
 
 
 def _spent(story: Story, spent: Times) -> str:
-    names = {WAITING: "waiting", PREFILL: "prefilling", DECODE: "decoding", PARKED: "standing still"}
+    names = {WAITING: "waiting", PREFILL: "prefilling", DECODE: "decoding", PARKED: "parked"}
     if not spent.first_token_ns:
         names[PREFILL] = "running"
     doing = [f"{milliseconds(spent.parts[what])} {name}" for what, name in names.items() if spent.parts[what]]
@@ -146,9 +148,7 @@ def _cached(story: Story) -> str:
         return f"The prefix cache had {n['left_tokens']:,} of its {tokens:,} tokens, for which there was no room."
     text = f"The prefix cache saved it {cached:,} of {units(tokens, 'token')}"
     if cut not in ("", "full"):
-        text += (
-            f" (it knew {n['matched_tokens']:,}, but {kind(cut)}s to go on from behind token {cached:,} were missing)"
-        )
+        text += f" (full-attention pages of {n['matched_tokens']:,} were cached, but {missing_kind(cut)} was missing)"
     return text + "."
 
 
@@ -170,23 +170,46 @@ def _lost(story: Story) -> str:
     parked = decisions(story, Verdict.PARKED)
     if parked:
         said.append(f"parked {times(len(parked))}")
-    starts = [event.decided.numbers for event in decisions(story, Verdict.ADMITTED)[1:]]
-    again = sum(n["tokens"] - n.get("cached_tokens", 0) for n in starts)
-    cost = f", and had to compute {units(again, 'token')} again" if starts else ""
+    again, sure = recomputed(story)
+    least = "" if sure else "at least "
+    cost = f", and had to compute {least}{units(again, 'token')} again" if again else ""
     return f"It was {listed(said)}{cost}." if said else ""
+
+
+def recomputed(story: Story) -> tuple[int, bool]:
+    """Tokens that were computed again behind retractions and losses, and whether that is all of them.
+
+    What had been computed of a request that a process of the daemon left in its prefill no decision says.
+    """
+    again, reached, sure = 0, 0, not story.known_from
+    start: tuple[int, int] | None = None  # what the newest start found in the cache, and the length it was to reach
+    for event in story.events:
+        if not isinstance(event, Told) or event.decided.request != story.request:
+            continue
+        told, n = event.decided, event.decided.numbers
+        if told.verdict == Verdict.ADMITTED:
+            start = (n.get("cached_tokens", 0), n["tokens"])
+        elif told.verdict in BACK and start is not None:
+            sure = sure and "tokens" in n
+            had = n.get("tokens", start[1] if n.get("output_tokens") else 0)
+            again += max(0, min(reached, had, start[1]) - start[0])
+            reached, start = max(reached, had), None
+    if start is not None:
+        again += max(0, min(reached, start[1]) - start[0])
+    return again, sure
 
 
 def _answered(story: Story, spent: Times) -> str:
     if not spent.first_token_ns:
         return ""
-    first = f"Its first output token came {milliseconds(spent.first_token_ns)} after it did"
+    first = f"Time to its first output token: {milliseconds(spent.first_token_ns)}"
     ended = decisions(story, Verdict.ENDED)
     tokens = ended[-1].decided.numbers["output_tokens"] if ended else 0
     if tokens < 2:
         return first + "."
     each_ns = spent.parts[DECODE] // (tokens - 1)
     more = units(tokens - 1, "more token")
-    return f"{first}; from there to its end it got {more}, one every {milliseconds(each_ns)} of decoding."
+    return f"{first}; then {more}, one every {milliseconds(each_ns)} of decoding."
 
 
 def _end(story: Story) -> str:

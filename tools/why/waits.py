@@ -15,13 +15,16 @@ def _memory(numbers: Numbers, bands: Bands) -> str:
     lacking = short(numbers, bands)
     if not lacking:
         return joined("for memory: the next step needs more than there is", rest(numbers))
-    asked = ""
-    if "units" in numbers:
-        price = amount(numbers["units"], band_name(numbers, bands))
-        asked = f": its prompt, the output expected of it and what running requests were promised take {price} more"
-    lacks = f"{lacking} {is_are(numbers['units_short'])} missing, even if the prefix cache gave up all that it can"
+    lacks = f"even with all of the prefix cache evicted that nobody reads, {lacking} {is_are(numbers['units_short'])}"
+    lacks += " missing"
     extra = rest({name: number for name, number in numbers.items() if name not in _RELIEF}, (*SHORT, "units"))
-    return joined(f"for memory{asked}; {lacks}" if asked else f"for memory: {lacks}", extra)
+    if "units" not in numbers:
+        return joined(f"for memory: {lacks}", extra)
+    price = amount(numbers["units"], band_name(numbers, bands))
+    if numbers["units_short"] > numbers["units"]:
+        lacks += ", since the other kinds of memory that they take need room too"
+    asked = f"its prompt, its expected output and the expected growth of running requests take {price}"
+    return joined(f"for memory: {asked}", lacks, extra)
 
 
 _RELIEF = {
@@ -39,7 +42,7 @@ def _queue(numbers: Numbers, bands: Bands) -> str:
     ahead = numbers.get("ahead", 0)
     where = f"{units(ahead, 'request')} ahead of it in the queue" if ahead else "nobody is ahead of it in the queue now"
     at = numbers.get("stopped_at", 0)
-    return joined(f"for its turn: {where}", f"the scheduler stopped looking at request {at}" if at else "")
+    return joined(f"for its turn: {where}", f"the scheduler came as far as request {at}" if at else "")
 
 
 def _sibling(numbers: Numbers, bands: Bands) -> str:
@@ -54,8 +57,8 @@ def _trial(numbers: Numbers, bands: Bands) -> str:
     suspects, tried = numbers.get("suspects", 0), numbers.get("tried", 0)
     now = f"; request {tried} is on trial now" if tried else ""
     return (
-        f"for trials: ranks died again and again while {units(suspects, 'suspected request')} ran, and each of those"
-        f" runs alone first, to find the one that kills them{now}"
+        f"for trials: ranks died twice or more in a row while {units(suspects, 'suspected request')} ran, and each of"
+        f" those runs alone first, to find the one that kills them{now}"
     )
 
 
@@ -71,7 +74,7 @@ WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
         " (--max-num-batched-tokens)"
     ),
     "throttled": lambda n, b: (
-        "for running requests: they just ran out of memory, so nobody new starts for"
+        "for memory: running requests just ran short of it, so no new request starts for"
         f" {units(n.get('steps', 0), 'more step')}"
     ),
     "rows": lambda n, b: (
@@ -83,13 +86,13 @@ WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
         f" {units(n.get('rows', 0), 'request')}, its share of {n.get('limit', 0):,}"
     ),
     "resident": lambda n, b: (
-        "for another long prompt: only one prompt at a time is computed in parts, and its own"
-        f" {units(n.get('prompt_tokens', 0), 'token')} would take parts too"
+        "for another request's chunked prefill: only one prompt at a time is computed in chunks, and its own"
+        f" {units(n.get('prompt_tokens', 0), 'token')} need chunks too"
     ),
     "trial": _trial,
     "parked": lambda n, b: (
-        f"for memory: {units(n.get('requests', 0), 'running request')} cannot go on for want of memory, and nobody"
-        " starts before they do"
+        f"for memory: {units(n.get('requests', 0), 'running request')} cannot go on for want of it (parked), and no new"
+        " request starts before they do"
     ),
     "sibling": _sibling,
     "queue": _queue,
@@ -105,9 +108,9 @@ FOR: dict[str, str] = {
     "rows": "a place in the batch",
     "ranks": "ranks that were not ready",
     "microbatch": "its micro-batch",
-    "resident": "another long prompt",
+    "resident": "another request's chunked prefill",
     "trial": "trials of requests under which ranks died",
-    "parked": "memory (running requests stood still)",
+    "parked": "memory (running requests were parked)",
     "sibling": "another choice of its prompt",
     "queue": "its turn in the queue",
     "daemon": "the daemon, which was down",

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from allocator.capacity import ID_SPACE
 from daemon.core.outputs import Decided
 from daemon.core.reasons import EndReason, Verdict
-from tools.why.ends import ENDS, REFUSALS
+from tools.why.ends import ENDS, Asks, refused_because
 from tools.why.nouns import (
     SHORT,
     Bands,
@@ -24,6 +23,7 @@ from tools.why.nouns import (
     joined,
     kind,
     listed,
+    milliseconds,
     ordinal,
     rest,
     short,
@@ -40,7 +40,8 @@ class Aside(NamedTuple):
 
     `detail`: what the client was told. `cause`: why what the decision follows from happened. `left_by`: who had left
     the full-attention pages that the cache gave up, by request, with the number of pages. `took`: the full-attention
-    pages that this step took for the story's request `own`, and those for all.
+    pages that this step took for the story's request `own`, and those for all. `asks`: what a refused one asked for.
+    `had_tokens`: its prompt and output when it lost its memory.
     """
 
     detail: str = ""
@@ -48,6 +49,8 @@ class Aside(NamedTuple):
     left_by: tuple[tuple[int, int], ...] = ()
     took: tuple[int, int] = (0, 0)
     own: int = 0
+    asks: Asks = Asks()
+    had_tokens: int = 0
 
 
 NOTHING = Aside()
@@ -66,16 +69,10 @@ def _accepted(told: Decided, bands: Bands, aside: Aside) -> str:
 
 def _refused(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
-    row = REFUSALS.get(told.reason)
-    why = row(n) if row is not None else rest(n)
-    lacks = f"even an empty arena is short of {short(n, bands)}" if "units_short" in n else ""
-    if n.get("stage") == ID_SPACE:
-        lacks = (
-            f"it would take {amount(n['units_short'], band_name(n, bands))} more than an arena of this size can number"
-        )
+    why = joined(*refused_because(told.reason, n, aside.asks, bands)) or rest(n)
     said = f'its client was told: "{aside.detail}"' if aside.detail else ""
     many = f"all its {n['n']} choices; " if n.get("n", 1) > 1 else ""
-    return joined(f"refused ({told.reason}): {many}{why}", lacks, said)
+    return joined(f"refused ({told.reason}): {many}{why}", said)
 
 
 # --- starts ----------------------------------------------------------------------------------------------------------
@@ -85,7 +82,10 @@ def _admitted(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
     alone = ""
     if n.get("losses"):
-        alone = f"it runs alone, on trial, because {units(n['losses'], 'time')} in a row ranks died while it ran"
+        alone = (
+            f"it runs alone, on trial: ranks (the processes that run the model) died {times(n['losses'])} in a row"
+            " while it ran"
+        )
     cached = n.get("cached_tokens", 0)
     left = n["tokens"] - cached
     if n["chunk_tokens"] == left:
@@ -94,8 +94,9 @@ def _admitted(told: Decided, bands: Bands, aside: Aside) -> str:
     else:
         first = f"this step computes {n['chunk_tokens']:,} of the {left:,} that are left"
     pages = f"into {units(n['chunk_pages'], 'new page')}" if n["chunk_pages"] else "into pages that it has"
+    waited = milliseconds(n["waited_ms"] * 1_000_000)
     return joined(
-        f"starts, {n['waited_ms']:,} ms after it came, on {units(n['tokens'], 'token')} (prompt and output so far)",
+        f"starts, {waited} after it came, on {units(n['tokens'], 'token')} (prompt and output so far)",
         hit(told, bands),
         f"{first}, {pages}",
         alone,
@@ -114,31 +115,46 @@ def hit(told: Decided, bands: Bands) -> str:
     n = told.numbers
     if "queried_tokens" not in n:
         return "the prefix cache is off"
-    cached, asked, known = n["cached_tokens"], n["queried_tokens"], n["matched_tokens"]
+    cached, asked = n["cached_tokens"], n["queried_tokens"]
     if n.get("left_tokens"):
         return (
-            f"the prefix cache has its first {n['left_tokens']:,} tokens, but holding them beside what it must compute"
-            " does not fit the memory, so it starts cold, from its first token"
+            f"prefix-cache hit given up: its first {n['left_tokens']:,} tokens are cached, but holding them beside what"
+            " it must compute does not fit the memory, so it starts cold, from its first token"
         )
     if not asked:
         if n["tokens"] == 1:
             return "the prefix cache was not asked, since the last token is always computed"
         return "the prefix cache was not asked, since log probabilities of its prompt are wanted: all of it is computed"
+    last = " (the last token is always computed)"
     if told.reason == "full" and not cached:
-        return f"the prefix cache has nothing of its first {asked:,} tokens"
-    found = f"the prefix cache has its first {cached:,} of {asked:,} tokens"
+        return f"no prefix-cache hit: nothing of its first {asked:,} tokens is cached"
+    found = f"prefix-cache hit: {cached:,} of {asked:,} tokens"
     if not told.reason:
-        return found if cached == asked else f"{found}, all that whole pages can have of them"
-    if told.reason == "full":
-        return f"{found}; what follows behind token {cached:,} is not there"
-    if not cached:
-        found = f"nothing of its first {asked:,} tokens can be taken from the prefix cache"
-    cut = f"{found}: the hit was cut short at token {cached:,} by missing {kind(told.reason)}s"
-    pages = f"full-attention pages are cached up to token {known:,}"
-    if told.reason == "state":
-        return f"{cut}; {pages}, but there is no recurrent state to go on from (never kept, or evicted)"
-    size = int(told.reason.partition(":")[2] or 0)
-    return f"{cut}; {pages}, but not the {size:,} tokens before that which window layers read (never kept, or evicted)"
+        return f"{found}{last}" if cached == asked else f"{found}, all that whole pages can have of them"
+    return f"{found}; {cut_short(told.reason, cached, n['matched_tokens'])}"
+
+
+def cut_short(cut: str, cached: int, known: int) -> str:
+    """Which kind of memory ended a hit behind how many tokens, and how far full attention alone reaches."""
+    head = f"the hit was cut short at token {cached:,}"
+    if cut == "full":
+        return f"{head}: the full-attention pages of what follows are not cached (never computed, or evicted)"
+    reach = f"although full-attention pages are cached up to token {known:,}"
+    if cut == "state":
+        why = "no recurrent state is cached there to resume from"
+        when = "never kept there, see --checkpoint-interval and --checkpoint-policy, or evicted"
+    else:
+        size = int(cut.partition(":")[2] or 0)
+        why = f"the sliding-window layers lack the {size:,} tokens before that, which they read"
+        when = "never kept there, or evicted"
+    return f"{head} for want of {missing_kind(cut)}, {reach}: {why} ({when})"
+
+
+def missing_kind(cut: str) -> str:
+    """`recurrent state`: what a hit lacked."""
+    if cut == "state":
+        return "recurrent state"
+    return f"pages{kind(cut)[1]}" if cut.startswith("window:") else f"{kind(cut)[0]}s{kind(cut)[1]}"
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -156,18 +172,19 @@ def _retracted(told: Decided, bands: Bands, aside: Aside) -> str:
         others = f"so that request {told.by} can go on" if told.by else "so that the others can go on"
         needs = joined(
             f"it gives up its memory {others}",
-            f"for the next tokens {lacks} {is_are(n['units_short'])} missing" if lacks else "",
+            f"the next tokens of running requests lack {lacks}" if lacks else "",
         )
     else:
         needs = joined(f"it gives up its memory{by} ({told.reason})", lacks)
-    head = " ".join(part for part in ("retracted", again) if part)
+    head = " ".join(part for part in ("retracted (preempted)", again) if part)
     freed = amounts({"units_full": n["pages"], **n})
     gave = f"it gave back {freed}" if freed else "nothing came free at once"
     if n.get("unlocked_pages"):
         gave += f", and {units(n['unlocked_pages'], 'cached page')} may be evicted now that it reads them no longer"
     lost, stays = n.get("lost_tokens", n["tokens"]), n.get("cached_tokens", 0)
-    work = f"its output is kept; of its {units(n['tokens'], 'token')} the prefix cache has {stays:,} until it needs the"
-    work += f" room, and {lost:,} must be computed again"
+    work = f"its output is kept; of its {units(n['tokens'], 'computed token')} {stays:,}"
+    work += f" {'stays' if stays == 1 else 'stay'} in the prefix cache until evicted, and {lost:,} must be computed"
+    work += " again"
     extra = rest({name: number for name, number in n.items() if not is_band(name)}, _RETRACTED)
     return joined(f"{head}: {needs}", _chosen(told), gave, work, extra)
 
@@ -187,8 +204,8 @@ def _chosen(told: Decided) -> str:
     if told.reason == "priority":
         return (
             f"why this one: {units(n['candidates'], 'running request')} had a lower priority, this one"
-            f" {n['own_priority']:,}; of those the lowest give way first, then those with least that is not in the"
-            f" prefix cache (this one: {units(n['redo_tokens'], 'token')}), and only as many as are needed"
+            f" {n['own_priority']:,}; of those the lowest give way first, then those with the fewest tokens that are"
+            f" not in the prefix cache yet (this one: {n['redo_tokens']:,}), and only as many as are needed"
         )
     spared = n.get("protected", 0)
     protected = (
@@ -198,32 +215,30 @@ def _chosen(told: Decided) -> str:
     )
     if not n.get("next"):
         return f"why this one: no other running request could be chosen{protected}"
-    other = f"request {n['next']}"
+    other = f"next in line: request {n['next']}"
     if n["own_priority"] < n["next_priority"]:
-        why = f"it has the lowest priority ({n['own_priority']:,}; the next, {other}, has {n['next_priority']:,})"
+        why = f"it has the lowest priority, {n['own_priority']:,} ({other}, {n['next_priority']:,})"
     elif n["redo_tokens"] < n["next_redo_tokens"]:
-        why = (
-            f"priorities being equal, least of it was not in the prefix cache yet: {units(n['redo_tokens'], 'token')}"
-            f" (the next, {other}: {n['next_redo_tokens']:,})"
-        )
+        why = f"of equal priority, it had the fewest tokens that were not in the prefix cache yet, {n['redo_tokens']:,}"
+        why += f" ({other}, {n['next_redo_tokens']:,})"
     else:
-        tokens = units(n["redo_tokens"], "token")
-        equal = f"priorities and what is not in the prefix cache ({tokens}) being equal"
-        why = f"{equal}, it came last (the next: {other})"
-    return f"why this one of {n['candidates']:,}: {why}{protected}"
+        why = f"of equal priority and with as many tokens that were not in the prefix cache yet ({n['redo_tokens']:,}),"
+        why += f" it came last ({other})"
+    return f"why this one of {units(n['candidates'], 'running request')}: {why}{protected}"
 
 
 def _parked(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
-    at = f" for the {units(n['start'], 'token')} that are computed" if "start" in n else ""
+    at = f" of {units(n['start'], 'computed token')}" if "start" in n else ""
     lacks = short(n, bands)
-    why = f"for its next tokens {lacks} {is_are(n['units_short'])} missing" if lacks else told.reason
-    return joined(f"stands still (parked): it keeps its memory{at}, and gets no tokens until there is room", why)
+    why = f"its next tokens lack {lacks}" if lacks else told.reason
+    return joined(f"parked: it stands still, keeps its memory{at}, and gets no tokens until memory comes free", why)
 
 
 def _shrunk(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
-    return f"memory allows this step only {n['tokens']:,} of {units(n['wanted_tokens'], 'token')} of its prompt"
+    wanted = units(n["wanted_tokens"], "token")
+    return f"memory is short: this step computes only {n['tokens']:,} of the next {wanted} of its prompt"
 
 
 def _relief(told: Decided, bands: Bands, aside: Aside) -> str:
@@ -239,25 +254,21 @@ def _relief(told: Decided, bands: Bands, aside: Aside) -> str:
     return joined(head, "what was done, in this order: " + ", then ".join(done), rest(n, _RELIEF))
 
 
-def _stand(count: int) -> str:
-    return f"{units(count, 'request')} {'stands' if count == 1 else 'stand'} still"
-
-
 RUNGS: dict[str, Callable[..., str]] = {
     "reclaim": lambda n, b: (
-        f"the prefix cache is to give all it can ({amount(n['reclaim_units'], band_name(n, b))})"
+        f"the prefix cache is to give all that nobody reads ({amount(n['reclaim_units'], band_name(n, b))})"
         if n.get("reclaim_units")
         else "the prefix cache has nothing to give"
     ),
-    "throttle": lambda n, b: f"nobody new starts for {units(n.get('throttle_steps', 0), 'step')}",
+    "throttle": lambda n, b: f"no new request starts for {units(n.get('throttle_steps', 0), 'step')}",
     "retract": lambda n, b: (
         f"{units(n['retract_requests'], 'running request')} retracted, which freed"
         f" {amount(n.get('retract_pages', 0), 'full')}"
         if n.get("retract_requests")
-        else "nobody may be retracted"
+        else "no running request may be retracted"
     ),
     "shrink": lambda n, b: f"the part of the prompt was cut to {units(n.get('shrink_tokens', 0), 'token')}",
-    "park": lambda n, b: "it stands still" if "tokens" in n else _stand(n.get("park_requests", 0)),
+    "park": lambda n, b: "it is parked" if "tokens" in n else f"{units(n.get('park_requests', 0), 'request')} parked",
     "end": lambda n, b: "the request ends, because nobody else holds memory that could come back",
 }
 """What each rung of the ladder did, by its name; `spill` is none: there is no host tier."""
@@ -275,11 +286,16 @@ def _evicted(told: Decided, bands: Bands, aside: Aside) -> str:
     if told.reason == "quota":
         why = "because their namespace held more than its quota of the cache"
     elif total:
-        whose = "all of them for this request" if mine == total else f"{mine:,} of them for this request"
+        whose = for_this(mine, total)
         why = f"to make room for the step, which took {amount(total, 'full')}, {whose}"
     else:
         why = "to make room"
     return joined(f"the prefix cache evicted {gave} {why}", left_by(aside.left_by, aside.own))
+
+
+def for_this(mine: int, total: int) -> str:
+    """How many of the pages that were taken were for the story's request."""
+    return f"{'all' if mine == total else f'{mine:,}' if mine else 'none'} of them for this request"
 
 
 def left_by(left: Sequence[tuple[int, int]], own: int = 0) -> str:
@@ -311,7 +327,8 @@ def _unpinned(told: Decided, bands: Bands, aside: Aside) -> str:
 def _ended(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
     often = f", retracted {times(n['retractions'])}" if n["retractions"] else ""
-    counts = f"{units(n['output_tokens'], 'output token')} delivered, {n['age_ms']:,} ms after it came{often}"
+    age = milliseconds(n["age_ms"] * 1_000_000)
+    counts = f"{units(n['output_tokens'], 'output token')} delivered, {age} after it came{often}"
     return joined(f"ended ({told.reason}): {ended_because(told.reason, aside)}", counts)
 
 
@@ -330,14 +347,18 @@ def ended_because(reason: str, aside: Aside) -> str:
 def _requeued(told: Decided, bands: Bands, aside: Aside) -> str:
     n = told.numbers
     kept = f"it keeps {units(n['output_tokens'], 'output token')}" if n["output_tokens"] else "it had no output"
-    again = f"{kept}, {units(n['tokens'], 'token')} must be computed again"
+    lost = min(n["tokens"], aside.had_tokens or n["tokens"])  # a token whose step was under way is not there
+    again = f"{kept}, {units(lost, 'token')} must be computed again"
     if told.reason == "trial":
         return (
             f"waits again: it ran alone and got further, so it is not what killed the ranks, and the others are tried"
             f" before it goes on; {again}"
         )
-    cause = f"the ranks were lost: {aside.cause}" if aside.cause else "the ranks were lost"
-    return f"lost its memory and waits again, because {cause} (end of epoch {n['epoch']}); {again}"
+    return joined(
+        f"lost its memory with the ranks (the processes that run the model) and waits again: epoch {n['epoch']} ended",
+        aside.cause,
+        again,
+    )
 
 
 def _recovered(told: Decided, bands: Bands, aside: Aside) -> str:
@@ -352,7 +373,7 @@ def _resumed(told: Decided, bands: Bands, aside: Aside) -> str:
     return (
         f"its client came back with {units(n['held_tokens'], 'output token')}; the journal had saved"
         f" {n['confirmed_tokens']:,} of them, and this process had gone on to {n['output_tokens']:,}: what the client"
-        f" has seen counts, so the output goes on behind its {n['held_tokens']:,}"
+        f" has seen counts, so the output goes on after its {n['held_tokens']:,}"
     )
 
 
@@ -389,7 +410,7 @@ def _idle(told: Decided, bands: Bands, aside: Aside) -> str:
 
 
 def _unparked(told: Decided, bands: Bands, aside: Aside) -> str:
-    return f"goes on (no longer parked), with {units(told.numbers.get('tokens', 0), 'token')} in this step"
+    return f"goes on, no longer parked, with {units(told.numbers.get('tokens', 0), 'token')} in this step"
 
 
 SENTENCES: dict[str, Row] = {
