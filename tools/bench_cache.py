@@ -35,6 +35,7 @@ from journal.opening import open_journal
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings
 from tools.bench_core import PAGE_SIZE, BenchWorld, bands_of
+from tools.tables import print_table
 
 MATCH_PAGE_TOKENS = 64
 CUT_TOKENS = 256
@@ -208,7 +209,7 @@ def show(title: str, rows: list[Row]) -> None:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def build_parser() -> argparse.ArgumentParser:

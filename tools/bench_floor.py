@@ -29,6 +29,7 @@ from daemon.rank.products import Product
 from daemon.rank.threads import usable_cores
 from daemon.rank.weights import Weights
 from tools.bench_model import Ours, timed
+from tools.tables import print_table
 
 CHUNK_TOKENS = 2048  # a prompt's products run on so many tokens at once
 HEADS = ("lm_head.weight", "embed_out.weight")
@@ -174,7 +175,7 @@ def show(rows: list[dict[str, Any]], title: str) -> None:
             f"{row['floor_share']:.0%}",
         )
         table.add_row(*values)
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from daemon.core.limits import CHECKPOINT_POLICIES
 from tools.hits.arena import ROOM_PPM, Served
 from tools.hits.chat import CHATS, Chat, run
-from tools.hits.show import Comparison, cost_rows, cost_table, kind_table, print_table, split_rows, split_table
+from tools.hits.show import Comparison, cost_rows, cost_table, kind_table, split_rows, split_table
 from tools.hits.sweep import Split, sweep
+from tools.tables import print_table
 
 MODES = ("alone", "nested", "together")
 

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from tools.http_load import Load, run_load
 from tools.own_server import OwnServer, ServerFailed
+from tools.tables import print_table
 
 
 def module_of(process: psutil.Process) -> str:
@@ -80,7 +81,7 @@ def main(argv: list[str]) -> int:
             table.add_row(
                 row["process"], str(row["pid"]), f"{row['processor_s']:.2f}", f"{row['percent_of_a_core']:.2f}"
             )
-        Console().print(table)
+        print_table(Console(), table)
     return int(bool(options.limit) and rows[-1]["percent_of_a_core"] > options.limit)
 
 

@@ -33,6 +33,7 @@ from daemon.rank.states import TORCH_OPS, StateOps
 from kernels import reference
 from kernels.host_library import LANES
 from kernels.state_rows import Chunks, Singles, plan_rows
+from tools.tables import print_table
 
 PAGE_SIZE = 16
 COPY_BYTES = 64 << 20
@@ -273,7 +274,7 @@ def show(rows: list[dict[str, Any]], title: str) -> None:
     for row in rows:
         flops = "" if row["gflop_s"] is None else f"{row['gflop_s']:.1f}"
         table.add_row(row["kernel"], row["shape"], row["form"], f"{row['us']:.0f}", f"{row['gb_s']:.1f}", flops)
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -27,6 +27,7 @@ from daemon.rank.torch_runner import TorchRunner
 from ipc.messages import RankSettings
 from tools.rank_driver import Driver
 from tools.reference import Reference
+from tools.tables import print_table
 
 ARENA_BYTES = 2 << 30  # taken as it is touched
 PAGE_SIZE = 16
@@ -145,7 +146,7 @@ def show(rows: list[dict[str, Any]], title: str) -> None:
         beside = row["tokens_per_s"] / rows[0]["tokens_per_s"]
         values = (row["side"], row["concurrency"], row["threads"], f"{row['tokens_per_s']:.1f}", f"{beside:.2f}x")
         table.add_row(*map(str, values))
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

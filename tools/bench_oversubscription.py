@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from daemon.core.eviction import EVICTION_POLICIES
 from tools.pressure.curve import FAMILIES, ROWS_EACH, SHAPES, SLACK_MAX, Point, load_of, point_rows, problems, run
-from tools.pressure.show import curve_table, print_table
+from tools.pressure.show import curve_table
 from tools.simulate.engine import Times
+from tools.tables import print_table
 
 DEFAULT_POINTS = "0.8,0.9,1,1.1,1.2,1.4,1.6,1.8,2"
 POINT_MIN, POINT_MAX = 0.1, 8.0

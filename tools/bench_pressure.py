@@ -18,7 +18,8 @@ from daemon.core.eviction import EVICTION_POLICIES
 from daemon.core.limits import CHECKPOINT_POLICIES
 from tools.pressure.episode import Episode, config_of, run
 from tools.pressure.mapping import CONDITIONS, Condition
-from tools.pressure.show import Verdict, episode_table, mapping_rows, mapping_table, print_table
+from tools.pressure.show import Verdict, episode_table, mapping_rows, mapping_table
+from tools.tables import print_table
 
 LEGEND = (
     "before, after: the published table, without and with what it is published for; then the policies that ran here; "

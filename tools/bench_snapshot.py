@@ -36,6 +36,7 @@ from journal.writer import JournalSettings, JournalWriter
 from tools.bench_cache import fill, quantiles
 from tools.bench_core import BenchWorld, bands_of
 from tools.replica import StageReplica
+from tools.tables import print_table
 
 PAUSE_MS_MAX = 5.0  # promised for a small daemon,
 PAUSE_US_PER_MIB_MAX = 60.0  # and so much more for each MiB that it holds
@@ -188,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
             table.add_column(name, justify="right")
         for name in rows[0]:
             table.add_row(name, *(str(one[name]) for one in rows))
-        Console().print(table)
+        print_table(Console(), table)
     failures = too_long(rows) if options.check else []
     sys.stderr.write("".join(f"{line}\n" for line in failures))
     return 1 if failures else 0

@@ -31,6 +31,7 @@ from tools.own_server import ROOT, OwnServer, ServerFailed
 from tools.parity_judge import TIE, Judgement, judge
 from tools.parity_prompts import CASES, Case
 from tools.reference import Reference
+from tools.tables import print_table
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -123,7 +124,7 @@ def show(rows: list[dict[str, Any]], layout: str) -> None:
         )
         verdict = f"{row['verdict']} ({note})" if note else row["verdict"]
         table.add_row(row["prompt"], str(row["prompt_tokens"]), row["sent"], str(row["output_tokens"]), verdict)
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def parser() -> argparse.ArgumentParser:

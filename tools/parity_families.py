@@ -26,10 +26,10 @@ from daemon.rank.errors import BadOption, UnsupportedModel
 from tools.parity import prepared, tokenized
 from tools.parity_models import Family, Plan, Result, random_prompts, run_family, temporary, tiny_family
 from tools.parity_prompts import CASES
+from tools.tables import print_table
 from tools.tiny_models import NAMES
 
 EMBEDDED = "embedded"
-WIDTH = 140  # of the table, also in a pipe
 SLICE = Plan(pairs=((16, 100),), prompt_tokens=(1, 17, 64, 255, 700), output_tokens=8, together=6)
 EMBEDDED_PLAN = Plan(
     pairs=((1, 512), (16, 100), (16, 512), (64, 512)),
@@ -158,11 +158,13 @@ def _show(found: dict[str, Any]) -> None:
             numbers = [one.get("equal", 0), one.get("flip", 0), one.get("different", 0), one["hits"]]
             cells = [str(number) for number in [*numbers, one["cached_tokens"]]]
             table.add_row(family["family"], one["round"], *cells, cuts, str(one["admitted_again"]))
-    console = Console(width=WIDTH)
-    console.print(table)
+    console = Console()
+    print_table(console, table)
     for kind in ("flips", "differences"):
         for row in found[kind]:
             where = f"{row['family']} page {row['page_size']} chunk {row['chunk']} {row['round']}"
-            console.print(f"{kind[:-1]}: {where}, prompt of {row['prompt_tokens']}: {row['why'] or row['flips']}")
+            console.print(
+                f"{kind[:-1]}: {where}, prompt of {row['prompt_tokens']}: {row['why'] or row['flips']}", soft_wrap=True
+            )
     counts = ", ".join(f"{found[verdict]:,d} {verdict}" for verdict in ("equal", "flip", "different"))
-    console.print(f"{counts}; {found['output_tokens_compared']:,d} output tokens compared")
+    console.print(f"{counts}; {found['output_tokens_compared']:,d} output tokens compared", soft_wrap=True)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from tools.tables import print_table
 from tools.toy_schedules import Ran, Schedule, draw, run, shrink
 
 FAILURES_SHOWN = 5
@@ -79,7 +80,7 @@ def _show(found: dict[str, object]) -> None:
     for name, times in happened.items():
         table.add_row(name, f"{times:,d}")
     console = Console()
-    console.print(table)
+    print_table(console, table)
     console.print(f"{found['failed']} of {found['schedules']} schedules failed")
 
 

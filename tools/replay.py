@@ -36,6 +36,7 @@ from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell
 from tools.replay_processes import RemoteRanks, Usage, usage
 from tools.replica import factories
+from tools.tables import print_table
 
 ELSEWHERE = {"diff": "tools.replay_diff", "plant": "tools.planted.command"}  # commands with modules of their own
 DIGITS_MAX = 19  # of a number of a record or a request
@@ -146,11 +147,11 @@ def show_state(console: Console, state: dict[str, Any]) -> None:
     requests = core.pop("requests", [])
     numbers = {**{name: value for name, value in core.items() if name != "gauges"}, **core.get("gauges", {})}
     if numbers:  # none before the first life
-        console.print(_table("core", [{"name": name, "value": value} for name, value in numbers.items()]))
+        print_table(console, _table("core", [{"name": name, "value": value} for name, value in numbers.items()]))
     if requests:
-        console.print(_table("requests (ids and front ends: --json)", [_line(request) for request in requests]))
+        print_table(console, _table("requests (ids and front ends: --json)", [_line(request) for request in requests]))
     for place, bands in enumerate(state["stages"]):
-        console.print(_table(f"arena of stage {place}, units", bands))
+        print_table(console, _table(f"arena of stage {place}, units", bands))
 
 
 def _line(request: dict[str, Any]) -> dict[str, Any]:
@@ -170,10 +171,13 @@ def _line(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Rows of one shape as a table; numbers to the right."""
+    """Rows of one shape as a table; numbers to the right, all else may be wrapped."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, int) else "left")
+        numbers = all(isinstance(row[name], int) for row in rows)
+        table.add_column(
+            name, justify="right" if isinstance(value, int) else "left", overflow="ellipsis" if numbers else "fold"
+        )
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     return table

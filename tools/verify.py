@@ -22,6 +22,7 @@ from journal.recovery import Decision
 from tools.ends import DAMAGED, DONE, codes, ended
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell
+from tools.tables import print_table
 
 
 def verify(directory: str) -> dict[str, Any]:
@@ -65,12 +66,13 @@ def verify(directory: str) -> dict[str, Any]:
 def _show(result: dict[str, Any]) -> None:
     console = Console()
     if result["findings"]:
-        table = Table("decision", "rule", "file", "offset", "sequence", "what")
+        table = Table("decision", "rule", "file", "offset", "sequence")
+        table.add_column("what", overflow="fold")
         for found in result["findings"]:
             what = f"{found['text']} ({found['what']})"
             columns = (found["decision"], found["rule"], found["file"], str(found["offset"]), str(found["sequence"]))
             table.add_row(*columns, what)
-        console.print(table)
+        print_table(console, table)
     for name in result["cut"]:
         console.print(f"kept beside: {name}, bytes that an opening cut off a torn tail", soft_wrap=True)
     ended = "closed in order" if result["closed"] else "not closed: still written, or cut off"

@@ -43,6 +43,45 @@ def test_a_table_wider_than_the_terminal_is_turned_over(width: int, monkeypatch:
     assert all(head in text for head in HEADS)
 
 
+@pytest.mark.parametrize("width", [16, 20, 27])
+def test_a_table_of_which_no_row_fits_is_lines(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each name and its figure, row after row; words and figures are whole, no line is longer."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = printed(width, terminal=False)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    whole = " ".join(text.split())
+    assert whole.count("arena: 20%") == 3
+    places = [
+        whole.index(f"figure {k}: {policy}-{k + 1}-figure") for policy in ("value", "lru", "fifo") for k in range(9)
+    ]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("width", "form"), [(120, "table"), (70, "table"), (50, "beside"), (24, "lines")])
+def test_prose_is_wrapped_between_words(width: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its column while that can be read, else behind its name; markup is none, what is no prose stays whole."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    table = Table("file", "offset")
+    table.add_column("what", overflow="fold")
+    words = "damage to records that were on disk since sound ones follow"
+    table.add_row("0000000001.kvj", "1234567", words)
+    table.add_row("0000000002.kvj", "", words)
+    file = io.StringIO()
+    print_table(Console(file=file, width=width, color_system=None), table)
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum("0000000001.kvj" in line for line in lines) == 1
+    text = file.getvalue().translate(str.maketrans("┃│┏┓┡┩└┘━─┴┬┳╇┻", " " * 15))
+    assert all(text.count(word) >= 2 for word in words.split())
+    if form == "table":
+        assert "1234567" in next(line for line in lines if "0000000001" in line)
+    else:
+        head = {"beside": "what    damage to records", "lines": "what: damage to records"}[form]
+        assert sum(line.startswith(head) for line in lines) == 2
+        assert sum(line.startswith("offset") for line in lines) == 1
+
+
 def test_columns_count_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe gets the table as wide as it is; with COLUMNS it is a terminal of that width."""
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -27,6 +27,7 @@ from tools.accounts.show import as_json, show
 from tools.ends import DONE, NO, Refused, codes, ended
 from tools.journal_files import open_directory
 from tools.output import because, tell
+from tools.tables import print_table
 
 EVERY_S = 0.5
 
@@ -169,7 +170,7 @@ def _show_plants(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(("yes" if text else "NO") if isinstance(text, bool) else str(text) for text in row.values()))
     console = Console()
-    console.print(table)
+    print_table(console, table)
     console.print(f"{sum(row['found'] for row in rows)} of {len(rows)} found", highlight=False)
 
 

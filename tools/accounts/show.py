@@ -13,6 +13,7 @@ from rich.table import Table
 
 from daemon.core.account import Account
 from tools.accounts.check import IN_LOG, LifeResult, Result
+from tools.tables import print_table
 
 COLUMNS = {
     "received": "re-\nceived",
@@ -30,7 +31,7 @@ FINDINGS_SHOWN = 20
 
 def show(console: Console, result: Result) -> None:
     """A row per life, three where its accounts differ; then what was found and what should be known."""
-    title = "all choices, as counted by [b]J[/]ournal, [b]L[/]og and [b]M[/]etrics (last scrape)"
+    title = "all choices, as counted by J(ournal), L(og) and M(etrics, last scrape)"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
     for head in ["\nlife", "\nby", *COLUMNS.values(), "\nscrapes", "\nend"]:
         table.add_column(head, justify="left" if head in ("\nby", "\nend") else "right", no_wrap=True)
@@ -42,7 +43,7 @@ def show(console: Console, result: Result) -> None:
         whole = total(result)
         table.add_section()
         table.add_row("all", "J", *(f"{whole[name]:,}" for name in COLUMNS), f"{result.scrapes:,}", "")
-    console.print(table)
+    print_table(console, table)
     for note in result.findings.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
     for found in result.findings.kept[:FINDINGS_SHOWN]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
+from tools.tables import print_table
+
 Row = dict[str, Any]
-WIDTH = 10_000
 POOL = ("pool", "slots", "page_size", "running")
 TIMES = ("cpu_us_p50", "cpu_us_p99")
 RELIEF = {
@@ -31,7 +31,7 @@ def show(console: Console, rows: list[Row]) -> None:
         mine = [row for row in rows if row["part"] == part]
         for pool in dict.fromkeys(tuple(row.get(name) for name in POOL) for row in mine):
             here = [row for row in mine if tuple(row.get(name) for name in POOL) == pool]
-            _print(console, memory_table(here) if part == "memory" else times_table(part, here))
+            print_table(console, memory_table(here) if part == "memory" else times_table(part, here))
         for line in dict.fromkeys(f"{row['op'].removeprefix('relief_')}: {row['counts']}" for row in mine):
             console.print(line, style="dim", highlight=False)
         console.print()
@@ -82,11 +82,3 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
     return f"{value:,d}" if isinstance(value, int) else str(value)
-
-
-def _print(console: Console, table: Table) -> None:
-    """The table as wide as it is, whatever the terminal."""
-    wide = Measurement.get(console, console.options.update(width=WIDTH, max_width=WIDTH), table).maximum
-    before, console.width = console.width, max(wide, console.width)
-    console.print(table)
-    console.width = before

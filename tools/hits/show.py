@@ -9,15 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from tools.hits.arena import ROOM_PPM, SLOT_BYTES
 from tools.hits.chat import Cost
 from tools.hits.sweep import Split
-
-WIDTH = 10_000
 
 
 def split_rows(splits: Sequence[Split]) -> list[dict[str, Any]]:
@@ -140,11 +136,3 @@ def kind_table(comparisons: Sequence[Comparison]) -> Table:
         cells = [f"{given} / {hit}" for given, hit in (both.likely.kinds[kind] for kind in kinds)]
         table.add_row(both.likely.chat.name, f"{both.likely.room_ppm / ROOM_PPM:.0%}", *cells)
     return table
-
-
-def print_table(console: Console, table: Table) -> None:
-    """As wide as it needs, whatever the terminal, so that no figure is cut off."""
-    wide = Measurement.get(console, console.options.update(width=WIDTH, max_width=WIDTH), table).maximum
-    before, console.width = console.width, max(wide, console.width)
-    console.print(table)
-    console.width = before

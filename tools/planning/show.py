@@ -11,13 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 1000  # wider than any table: a narrow terminal wraps lines, but no figure is ever cut off
+from tools.tables import print_table
+
 UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def show(document: dict[str, Any]) -> None:
     """Print the document's tables."""
-    console = Console(highlight=False, width=WIDTH)
+    console = Console(highlight=False)
     console.print(_headline(document), soft_wrap=True)
     for note in document["notes"]:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
@@ -25,9 +26,7 @@ def show(document: dict[str, Any]) -> None:
     tables += [_held(document)] if document["held_over_needed"] else []
     tables += [_mix_lines(document), _mix(document)] if "mix" in document else []
     for table in tables:
-        console.print(f"\n{table.title}", soft_wrap=True, markup=False)
-        table.title = None
-        console.print(table)
+        print_table(console, table)
         if table is tables[0]:
             for line in _layer_lines(document):
                 console.print(line, soft_wrap=True, markup=False)

@@ -26,6 +26,7 @@ from tools.output import because, tell
 from tools.planted import cores, files, ranks, records
 from tools.planted.scene import Fault, Scene, Truth
 from tools.replay import replay_directory
+from tools.tables import print_table
 
 FAULTS: dict[str, type[Fault]] = {fault.name: fault for room in (ranks, cores, records, files) for fault in room.FAULTS}
 NOTHING = files.Nothing.name
@@ -104,7 +105,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         verdict = f"MISSED: {row['missed']}" if row["missed"] else "named"
         table.add_row(row["fault"], row["planted"], row["named"], verdict)
-    Console().print(table)
+    print_table(Console(), table)
     for row in rows:
         if row["missed"]:
             print(f"MISSED {row['fault']} ({row['about']}): {row['missed']}")

@@ -10,15 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from tools.pressure.curve import Point
 from tools.pressure.episode import Episode
 from tools.pressure.mapping import CONDITIONS, PAGE_TOKENS, Condition
-
-WIDTH = 10_000
 
 
 class Verdict:
@@ -117,14 +113,6 @@ def new_table(title: str, heads: Sequence[str], left: Sequence[str] = ()) -> Tab
     for head in heads:
         table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
     return table
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print it as wide as it is, whatever the terminal."""
-    wide = Measurement.get(console, console.options.update(width=WIDTH, max_width=WIDTH), table).maximum
-    before, console.width = console.width, max(wide, console.width)
-    console.print(table)
-    console.width = before
 
 
 def curve_table(points: Sequence[Point]) -> Table:

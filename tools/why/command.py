@@ -9,6 +9,7 @@ Owns the command line. Must never write into the journal's directory. Exit codes
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from tools.ends import DAMAGED, DONE, USAGE, Unreadable, codes, ended
 from tools.journal_files import NoJournal, ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell
 from tools.replay import start_of
+from tools.tables import print_table
 from tools.why.legend import legend
 from tools.why.listing import KINDS, Entry, Listing, as_plain, refusal, row, totals
 from tools.why.show import lines, plain
@@ -189,16 +191,16 @@ def _show(notes: Sequence[str], show: Callable[[], None], with_legend: bool) -> 
 
 
 def _show_lists(found: Listing, directory: str) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    console = Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
     for line in totals(found):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if found.refused:
-        console.print(_table("refused, newest last", [refusal(one) for one in found.refused]))
+        print_table(console, _table("refused, newest last", [refusal(one) for one in found.refused]))
     left_out = NARROW if console.width < WIDE else ()
     for name, (title, _) in KINDS.items():
         entries = found.worst[name].entries()
         if entries:
-            console.print(_table(title, [row(entry) for entry in entries], left_out))
+            print_table(console, _table(title, [row(entry) for entry in entries], left_out))
     asked = _first(found)
     if asked is not None:
         console.print(

@@ -23,6 +23,7 @@ from rich.table import Table
 from tools import result_files
 from tools.pagesafety.workers import WorkerLost, over_processes
 from tools.result_files import probe_folder
+from tools.tables import print_table
 from tools.worlds.canaries import CANARIES, applied
 from tools.worlds.cases import BadCase, Case, draw, load, save
 from tools.worlds.run import Failure, Player, Ran, run
@@ -237,7 +238,7 @@ def _show(happened: Counter[str], found: dict[str, Any]) -> None:
     for name, times in sorted(happened.items()):
         table.add_row(name, f"{times:,d}")
     console = Console()
-    console.print(table)
+    print_table(console, table)
     console.print(f"{found['failed']} of {found['worlds']} worlds failed")
 
 
@@ -279,7 +280,7 @@ def _hunts(options: argparse.Namespace) -> int:
         seed = "" if one.seed is None else str(one.seed)
         table.add_row(one.canary.replace("_", " "), check, seed, str(one.cases), str(sum(one.others.values())))
     console = Console()
-    console.print(table)
+    print_table(console, table)
     console.print(f"{len(hunted) - len(missed)} of {len(hunted)} deliberate faults were found")
     if options.minimize:
         for one in hunted:
