@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from allocator.capacity import FROZEN, ID_SPACE
+from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
 from daemon.core.reasons import EndReason, RefusalCode, Verdict
@@ -17,7 +18,7 @@ from tests.core.scenes import drive, stage
 from tests.core.test_pressure import Disagreeing
 from tests.core.world import World
 from tests.tools import why_scenes as scenes
-from tools.why.ends import ENDS, REFUSALS
+from tools.why.ends import ENDS, REFUSALS, Asks, narrow_stages, refused_because
 from tools.why.nouns import amounts, milliseconds, ordinal, short
 from tools.why.passes import passes_text
 from tools.why.show import spoken
@@ -257,6 +258,46 @@ def test_places_and_kinds_are_named() -> None:
     assert amounts({"units_new": 2, "units_full": 1, "units_short": 9}) == "1 full-attention page and 2 units of new"
 
 
+def test_a_refusal_says_on_which_stage_how_much_of_what_is_short() -> None:
+    """Of a stage that lacks bytes its number; where pages have no numbers left, the stages that set the limit."""
+    lacks = {"value": 70, "limit": 40, "units_short": 3, "stage": 1, "band": 2}
+    for asks, bands, more, text in (
+        (Asks(70, 5), BANDS * 2, {}, "its prompt has 70 tokens, and the empty arena holds at most 40"),
+        (Asks(70, 5), BANDS * 2, {}, "the empty arena is short of 3 full-attention pages on pipeline stage 1"),
+        (
+            Asks(30, 70),
+            BANDS * 2,
+            {},
+            "it asks for 70 output tokens, and beside its prompt of 30 tokens the empty arena ",
+        ),
+        (Asks(70, 70), BANDS * 2, {}, "it asks for 70 tokens, and the empty arena holds at most 40"),
+        (Asks(70, 5), BANDS, {"stage": 0}, "short of 3 full-attention pages on pipeline stage 0 (the only one)"),
+        (Asks(70, 5, (0,)), BANDS * 2, {"stage": ID_SPACE}, "at least 3 full-attention pages on pipeline stage 0"),
+        (
+            Asks(70, 5, (0, 1)),
+            BANDS * 2,
+            {"stage": ID_SPACE},
+            "at least 3 full-attention pages on pipeline stages 0 and ",
+        ),
+        (Asks(70, 5), BANDS, {"stage": ID_SPACE}, "at least 3 full-attention pages on pipeline stage 0 (the only one)"),
+    ):
+        assert text in "; ".join(refused_because("never_fits", lacks | more, asks, bands))
+
+
+def test_the_narrow_stages_are_those_that_hold_the_fewest_pages() -> None:
+    """Stages of different arenas: the smallest sets how many pages there are; one that stores no pages sets nothing."""
+
+    def stage_of(arena_bytes: int, unit_bytes: int) -> StageGeometry:
+        return StageGeometry(arena_bytes, 256, [BandGeometry("full", "full", unit_bytes)])
+
+    for stages, narrow in (
+        ([stage_of(2560, 256), stage_of(2560, 512)], (1,)),
+        ([stage_of(2560, 512), stage_of(2560, 512)], (0, 1)),
+        ([stage_of(2560, 0), stage_of(2560, 512)], (1,)),
+    ):
+        assert narrow_stages(Geometry(16, 4, 0, stages)) == narrow
+
+
 def test_a_reason_that_no_row_knows_is_told_as_it_stands() -> None:
     """A later version's: nothing that was recorded is left out."""
     assert waiting("new", {"some": 5, **SHORT}, BANDS) == "new; 3 pages of the 20-token sliding window; some 5"
@@ -267,7 +308,13 @@ def test_durations_are_short() -> None:
     """As many digits as a reader needs; what is beyond is cut off, as in the milliseconds that decisions have."""
     cases = {0: "0 ms", 400_000: "0.4 ms", 7_000_000: "7 ms", 12_300_000: "12 ms", 9_999_000_000: "9,999 ms"}
     cases |= {12_340_000_000: "12.3 s", 250_000_000_000: "4 min 10 s"}
-    cases |= {6_990_000: "6.9 ms", 59_900_000: "59 ms", 12_390_000_000: "12.3 s", 250_900_000_000: "4 min 10 s"}
+    cases |= {
+        70_000: "under 0.1 ms",
+        6_990_000: "6.9 ms",
+        59_900_000: "59 ms",
+        12_390_000_000: "12.3 s",
+        250_900_000_000: "4 min 10 s",
+    }
     assert {ns: milliseconds(ns) for ns in cases} == cases
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th")

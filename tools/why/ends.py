@@ -9,24 +9,35 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from allocator.capacity import ID_SPACE
+from allocator.geometry import Geometry
 from daemon.core.reasons import EndReason, RefusalCode
 from ipc.messages import Generate
-from tools.why.nouns import Bands, Numbers, amount, band_name, short, units
+from tools.why.nouns import Bands, Numbers, amount, band_name, listed, short, units
 
 ONLY_STAGE = "on pipeline stage 0 (the only one)"
-LEAST_STAGE = "on the pipeline stage with the least room"
 
 
 class Asks(NamedTuple):
-    """Tokens that a request has and wants; 0: not known, or as many as fit."""
+    """Tokens that a request has and wants; 0: not known, or as many as fit. `narrow`: as `narrow_stages` has it."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
+    narrow: tuple[int, ...] = ()
 
 
-def asks_of(generate: Generate) -> Asks:
-    """What a client sent."""
-    return Asks(len(generate.prompt) // 8, generate.max_tokens or 0)
+def asks_of(generate: Generate, narrow: tuple[int, ...]) -> Asks:
+    """What a client sent, to ranks with such stages."""
+    return Asks(len(generate.prompt) // 8, generate.max_tokens or 0, narrow)
+
+
+def narrow_stages(geometry: Geometry) -> tuple[int, ...]:
+    """The stages whose arena can hold the fewest full-attention pages, so that no other can number more."""
+    found = []
+    for number, stage in enumerate(geometry.stages):
+        unit = stage.bands[-1].unit_bytes
+        if unit and stage.arena_bytes // unit - -(-stage.chain_start_bytes // unit) <= geometry.virtual_pages:
+            found.append(number)
+    return tuple(found)
 
 
 def refused_because(code: str, numbers: Numbers, asks: Asks, bands: Bands) -> list[str]:
@@ -37,8 +48,9 @@ def refused_because(code: str, numbers: Numbers, asks: Asks, bands: Bands) -> li
         why = [_never_fits(numbers, asks)]
     if numbers.get("stage") == ID_SPACE:
         lacking = amount(numbers["units_short"], band_name(numbers, bands))
-        where = ONLY_STAGE if len(bands) == 1 else LEAST_STAGE
-        return [*why, f"the empty arena is short of {lacking} {where}"]
+        named = f"on pipeline stage{'' if len(asks.narrow) == 1 else 's'} {listed(map(str, asks.narrow))}"
+        where = ONLY_STAGE if len(bands) == 1 else named if asks.narrow else "on the pipeline stage with the least room"
+        return [*why, f"the empty arena is short of at least {lacking} {where}"]
     lacking = short(numbers, bands, ONLY_STAGE)
     return [*why, f"the empty arena is short of {lacking}"] if lacking else why
 

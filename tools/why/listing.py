@@ -20,7 +20,7 @@ from daemon.core.reasons import EndReason, Verdict
 from journal.reader import Record
 from journal.records import INPUT_KINDS, Kind
 from tools.why.causes import cause_of
-from tools.why.ends import ENDS, FAILED, Asks, asks_of, refused_because
+from tools.why.ends import ENDS, FAILED, Asks, asks_of, narrow_stages, refused_because
 from tools.why.nouns import CLOCK_FROM_NS, Bands, joined, milliseconds, short_of, units
 from tools.why.summary import BACK
 from tools.why.waits import for_what
@@ -164,6 +164,7 @@ class Listing:
         self._newest: Record | None = None  # an input that was not read
         self._orphans: set[int] = set()
         self._bands: Bands = ()
+        self._narrow: tuple[int, ...] = ()
 
     def begin_at(self, groups: Sequence[RecoveredGroup]) -> None:
         """The journal begins at a snapshot, which these lived at."""
@@ -240,6 +241,7 @@ class Listing:
                     entry.why = "ranks"
         elif isinstance(item, EpochBegan):
             self._bands = [[band.name for band in stage.bands] for stage in item.geometry.stages]
+            self._narrow = narrow_stages(item.geometry)
             for number in sorted(self._orphans & set(self.live)):
                 self._ended(self.live[number], LEFT, item.now_ns, 0)
             self._orphans = set()
@@ -260,7 +262,7 @@ class Listing:
         elif told.verdict == Verdict.REFUSED and self._arrived is not None:
             self.refusals[told.reason] += told.numbers.get("n", 1)
             generate = self._arrived.generate
-            asks, bands = asks_of(generate), self._bands
+            asks, bands = asks_of(generate, self._narrow), self._bands
             self.refused.append(RefusedOne(generate.id, told.now_ns, told.reason, told.numbers, asks, bands))
         elif told.request in self.live:
             self._orphans.discard(told.request)

@@ -115,7 +115,7 @@ def times(count: int) -> str:
 
 
 def milliseconds(ns: int) -> str:
-    """A duration: `0.4 ms`, `12 ms`, `3.2 s`, `4 min 10 s`.
+    """A duration: `under 0.1 ms`, `0.4 ms`, `12 ms`, `13.2 s`, `4 min 10 s`.
 
     Digits are cut off, as in the whole milliseconds that decisions have, so that two tellings of one time agree.
     """
@@ -124,5 +124,7 @@ def milliseconds(ns: int) -> str:
         return f"{minutes:,} min {seconds} s"
     if ns >= 10**10:
         return f"{ns // 10**9}.{ns // 10**8 % 10} s"
+    if 0 < ns < 100_000:
+        return "under 0.1 ms"
     whole = f"{ns // 10**6:,}"
     return f"{whole} ms" if ns >= 10**7 or not ns % 10**6 else f"{whole}.{ns // 10**5 % 10} ms"

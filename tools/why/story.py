@@ -26,7 +26,7 @@ from journal import records
 from journal.reader import Record
 from journal.records import DECISION_VERSION, INPUT_KINDS, Closed, Kind, Opened
 from tools.why.causes import after, cause_of, closed
-from tools.why.ends import asks_of
+from tools.why.ends import asks_of, narrow_stages
 from tools.why.nouns import Bands, milliseconds, units
 from tools.why.pages import Pages
 from tools.why.words import NOTHING, Aside
@@ -148,6 +148,7 @@ class Follower:
         self._passed: list[tuple[Story, Passed]] = []  # of the newest pass; told behind the decisions of its input
         self._about: list[Story] = []  # stories that a decision of the newest input was about
         self._bands: Bands = ()
+        self._narrow: tuple[int, ...] = ()  # stages that hold the fewest pages
         self._pages = Pages()
         self._out = Outputs()  # what the replayed core said to the newest input
         self._input: inputs.Input | None = None
@@ -252,7 +253,7 @@ class Follower:
         self.requests = beginning.next_request - 1
         memory = self._core.state.memory if self._core is not None else None
         if memory is not None:
-            self._bands = _band_names(memory.geometry)
+            self._bands, self._narrow = _band_names(memory.geometry), narrow_stages(memory.geometry)
             self._pages.begin(memory.geometry.virtual_pages, memory.owner)
         for group in beginning.groups:
             arrived = Arrived(group.arrived_ns, group.frontend, group.generate, group.seed)
@@ -282,7 +283,8 @@ class Follower:
                     self._leave(story, Noted(record.sequence, item.now_ns, "ended", text, counts))
 
     def _epoch_began(self, record: Record, item: EpochBegan) -> None:
-        self._bands, self._ready = _band_names(item.geometry), True
+        self._bands, self._narrow = _band_names(item.geometry), narrow_stages(item.geometry)
+        self._ready = True
         self._pages.begin(item.geometry.virtual_pages, len(item.geometry.stages[0].bands) - 1)
         for story in self._orphans:
             text = "the new process of the daemon did not take it over: the journal did not have it in time"
@@ -298,7 +300,8 @@ class Follower:
         self._ready = False
         for story in self._live:
             if not _holds(story):
-                text = f"the ranks (the processes that run the model) were lost, epoch {item.epoch} ended: {item.why}"
+                cause = f': "{item.why}"' if item.why else ""
+                text = f"the ranks (the processes that run the model) were lost, epoch {item.epoch} ended{cause}"
                 story.events.append(Noted(record.sequence, item.now_ns, "lost_ranks", text, {"epoch": item.epoch}))
 
     # --- what replay says ----------------------------------------------------------------------------------------
@@ -344,7 +347,7 @@ class Follower:
     def _refused(self, record: Record, decided: Decided) -> None:
         if self._arrived is not None and any(asked.means(self._arrived) for asked in self._asked):
             said = [reply.message.message for reply in self._out.replies if isinstance(reply.message, Refused)]
-            aside = Aside(detail=said[0] if said else "", asks=asks_of(self._arrived.generate))
+            aside = Aside(detail=said[0] if said else "", asks=asks_of(self._arrived.generate, self._narrow))
             told = Told(record.sequence, decided, aside)
             self.stories.append(Story(0, 0, self._arrived, self._bands, [told], ended=True))
 

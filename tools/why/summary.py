@@ -148,7 +148,7 @@ def _cached(story: Story) -> str:
         return f"The prefix cache had {n['left_tokens']:,} of its {tokens:,} tokens, for which there was no room."
     text = f"The prefix cache saved it {cached:,} of {units(tokens, 'token')}"
     if cut not in ("", "full"):
-        text += f" (full-attention pages of {n['matched_tokens']:,} were cached, but {missing_kind(cut)} was missing)"
+        text += f" (full-attention pages of {n['matched_tokens']:,} were cached, but not the {missing_kind(cut)})"
     return text + "."
 
 

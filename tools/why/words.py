@@ -295,6 +295,8 @@ def _evicted(told: Decided, bands: Bands, aside: Aside) -> str:
 
 def for_this(mine: int, total: int) -> str:
     """How many of the pages that were taken were for the story's request."""
+    if total == 1:
+        return "for this request" if mine else "for another request"
     return f"{'all' if mine == total else f'{mine:,}' if mine else 'none'} of them for this request"
 
 
@@ -354,10 +356,10 @@ def _requeued(told: Decided, bands: Bands, aside: Aside) -> str:
             f"waits again: it ran alone and got further, so it is not what killed the ranks, and the others are tried"
             f" before it goes on; {again}"
         )
-    return joined(
-        f"lost its memory with the ranks (the processes that run the model) and waits again: epoch {n['epoch']} ended",
-        aside.cause,
-        again,
+    cause = f': "{aside.cause}"' if aside.cause else ""
+    return (
+        "lost its memory with the ranks (the processes that run the model) and waits again; epoch"
+        f" {n['epoch']} ended{cause}; {again}"
     )
 
 
