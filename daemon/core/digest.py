@@ -76,7 +76,7 @@ def _scalars(core: CoreState) -> list[Any]:
         dataclasses.astuple(core.totals),
         core.checkpoints_given,
         core.checkpoints_hit,
-        dataclasses.astuple(core.kept_logprobs),
+        core.kept_logprobs.content(),
         [core.counts[state] for state in State],
     ]
 

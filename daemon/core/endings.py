@@ -11,7 +11,7 @@ import numpy as np
 
 from allocator.capacity import Demand
 from daemon.core import caching
-from daemon.core.kept_logprobs import size_of, size_of_group
+from daemon.core.kept_logprobs import drop, joined
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import EndReason, Verdict
 from daemon.core.requests import END_EVENT, Event, Group, Request, State
@@ -47,7 +47,7 @@ def end(
         core.expected.finished(group.namespace, request.output_tokens, request.max_output)
     usage = request.output_tokens if output_tokens is None else max(0, min(output_tokens, request.output_tokens))
     group.outputs[request.choice] = b"".join(request.kept)
-    logprobs = request.logprobs
+    logprobs = joined(core, request)
     if logprobs:
         group.logprobs[request.choice] = logprobs
     request.kept = []
@@ -116,7 +116,8 @@ def close_group(core: CoreState, group: Group) -> None:
         core.stop_uses[group.stop_ids] -= 1
     group.prompt = group.stop_ids = np.zeros(0, np.int64)
     group.generate = msgspec.structs.replace(group.generate, prompt=b"", stop_ids=b"")
-    core.kept_logprobs.kept_bytes -= size_of_group(group)
+    for number in range(group.accepted.first_request, group.accepted.first_request + group.accepted.n):
+        drop(core, number)
     core.ended_groups[group.frontend, group.id] = group
     core.ended_bytes += _kept_bytes(group)
     _bound(core)
@@ -126,12 +127,12 @@ def replace_end(core: CoreState, group: Group, choice: int, ended: Finished, out
     """Keep another end and output of a choice that has ended, without log probabilities."""
     before = _kept_bytes(group)
     group.ended[choice], group.outputs[choice] = ended, output
-    logprobs = group.logprobs.pop(choice, [])
+    group.logprobs.pop(choice, None)
     if group.live == 0:
         core.ended_bytes += _kept_bytes(group) - before
         _bound(core)
     else:
-        core.kept_logprobs.kept_bytes -= size_of(logprobs)
+        drop(core, group.accepted.first_request + choice)
 
 
 def _bound(core: CoreState) -> None:

@@ -13,7 +13,7 @@ from daemon.core import deadlines, suspects
 from daemon.core.arrival import content_digest, make_group, make_request
 from daemon.core.endings import close_group
 from daemon.core.inputs import Recovered, RecoveredChoice, RecoveredGroup
-from daemon.core.kept_logprobs import bound, shared, size_of, size_of_group, unknown
+from daemon.core.kept_logprobs import bound, keep, shared, size_of, unknown
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import Verdict
 from daemon.core.requests import Group, Request
@@ -99,7 +99,7 @@ def _take_over(core: CoreState, left: RecoveredGroup, now_ns: int, out: Outputs)
         prompt, output = _logprobs(group, choice, was)
         if prompt or output:
             group.logprobs[choice] = [*prompt, *output]
-    core.kept_logprobs.kept_bytes += size_of_group(group)
+            keep(core, group, accepted.first_request + choice, size_of(group.logprobs[choice]))
     if group.live == 0:
         close_group(core, group)
 
@@ -110,7 +110,7 @@ def _go_on(core: CoreState, request: Request, was: RecoveredChoice, now_ns: int,
     sure = request.output_tokens if was.confirmed < 0 else was.confirmed
     request.confirmed = min(sure, request.output_tokens)  # output may have been left out
     request.prompt_logprobs, request.output_logprobs = _logprobs(request.group, request.choice, was)
-    core.kept_logprobs.kept_bytes += size_of(request.logprobs)
+    keep(core, request.group, request.number, size_of(request.logprobs))
     request.prompt_logprobs_next = was.prompt_logprobs_next
     request.retractions, request.started = was.retractions, was.started
     request.cached_tokens, request.matched_tokens, request.hit_cut = was.cached_tokens, was.matched_tokens, was.hit_cut

@@ -17,7 +17,7 @@ from daemon.core import caching, microbatches, suspects
 from daemon.core.checkpoints import give_ready
 from daemon.core.endings import end
 from daemon.core.inputs import Reported
-from daemon.core.kept_logprobs import bound, size, size_of, unknown
+from daemon.core.kept_logprobs import PLACE_BYTES, bound, keep, size, unknown
 from daemon.core.outputs import Outputs, TokenColumns
 from daemon.core.reasons import EndReason
 from daemon.core.requests import Request
@@ -163,10 +163,10 @@ def _logprobs(core: CoreState, reported: list[RowLogprobs]) -> list[RequestLogpr
         else:
             kept = request.output_logprobs
             holes = unknown(request.number, int(core.rows.output[entry.row]) - len(kept))
-            core.kept_logprobs.kept_bytes += size_of(holes)
+            keep(core, request.group, request.number, PLACE_BYTES * len(holes))
             kept += holes
             kept.append(told)
-        core.kept_logprobs.kept_bytes += size(told)
+        keep(core, request.group, request.number, size(told))
     bound(core)
     return delivered
 

@@ -19,7 +19,7 @@ import numpy as np
 from allocator.columns import Int64s, i64
 from daemon.core.endings import end, replace_end
 from daemon.core.inputs import Resumed
-from daemon.core.kept_logprobs import size_of, unknown
+from daemon.core.kept_logprobs import replace_output, unknown
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.core.reasons import EndReason, RefusalCode, Verdict
 from daemon.core.requests import CAME_BACK, Group, Request
@@ -126,9 +126,8 @@ def _adopt(core: CoreState, request: Request, held: Int64s, had: int, now_ns: in
     if len(held):  # that is nobody's progress here
         request.furthest_tokens = max(request.furthest_tokens, request.sequence_tokens)
     if request.group.sampling.logprobs >= 0:
-        known, before = request.output_logprobs[: request.sure_tokens], size_of(request.output_logprobs)
-        request.output_logprobs = known + unknown(request.number, len(held) - len(known))
-        core.kept_logprobs.kept_bytes += size_of(request.output_logprobs) - before
+        known = request.output_logprobs[: request.sure_tokens]
+        replace_output(core, request, known + unknown(request.number, len(held) - len(known)))
     numbers = {"held_tokens": len(held), "output_tokens": had, "confirmed_tokens": request.sure_tokens}
     request.confirmed = CAME_BACK
     out.decisions.append(Decided(now_ns, Verdict.RESUMED, request.number, "adopted", numbers))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+
+import msgspec
 import numpy as np
 import pytest
 
-from daemon.core import inputs, kept_logprobs
-from daemon.core.kept_logprobs import ENTRY_BYTES, NOT_KNOWN, PLACE_BYTES, Holder, size_of
+from allocator.columns import pack_i64
+from daemon.core import inputs, kept_logprobs, processing
+from daemon.core.kept_logprobs import ENTRY_BYTES, NOT_KNOWN, PLACE_BYTES, size, size_of
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from daemon.core.state import CoreState
@@ -21,19 +25,39 @@ BOUND = "daemon.core.kept_logprobs.LIVE_BYTES_MAX"
 TOKEN_BYTES = ENTRY_BYTES + 8 + 2 * 12  # with two alternatives
 
 
-def held_bytes(world: World) -> int:
-    """What the core holds of groups that go on, counted one by one."""
+def held(world: World) -> dict[int, list[list[RequestLogprobs]]]:
+    """What the core holds of choices of groups that go on, by their numbers."""
     state = world.core.state
-    live = [size_of(request.logprobs) for request in state.requests.values()]
-    ended = [
-        size_of(list(entries)) for group in state.groups.values() if group.live for entries in group.logprobs.values()
-    ]
-    return sum(live) + sum(ended)
+    live = {number: [one.prompt_logprobs, one.output_logprobs] for number, one in state.requests.items()}
+    ended = {
+        group.accepted.first_request + choice: [entries, []]
+        for group in state.groups.values()
+        if group.live
+        for choice, entries in group.logprobs.items()
+    }
+    return {number: lists for number, lists in (live | ended).items() if any(lists)}
+
+
+def held_bytes(world: World) -> int:
+    """The bytes of that, counted one by one."""
+    return sum(size_of(entries) for lists in held(world).values() for entries in lists)
 
 
 def counted(world: World, item: inputs.Input, out: Outputs) -> None:
-    """A watcher: the core's own count is that."""
-    assert world.core.state.kept_logprobs.kept_bytes == held_bytes(world), type(item).__name__
+    """A watcher: the core's own count is that, of each choice too, and what it need not look at again is lean."""
+    kept, lists = world.core.state.kept_logprobs, held(world)
+    assert kept.kept_bytes == held_bytes(world), type(item).__name__
+    assert {number: holder.has_bytes for number, holder in kept.holders.items()} == {
+        number: sum(map(size_of, both)) for number, both in lists.items()
+    }
+    for number, holder in kept.holders.items():
+        for entries, lean in zip(lists[number], holder.lean, strict=True):
+            assert lean <= len(entries)
+            assert all(lean_already(entry) for entry in entries[:lean])
+
+
+def lean_already(entry: RequestLogprobs) -> bool:
+    return size(entry) == PLACE_BYTES or (entry.prompt_position >= 0 and entry.values.k == 0)
 
 
 def chosen(entries: list[RequestLogprobs]) -> list[float]:
@@ -48,9 +72,11 @@ def continued(out: Outputs) -> tuple[list[float], list[float]]:
     return chosen(prompt), chosen(message.logprobs[len(prompt) :])
 
 
+@pytest.mark.parametrize("bound_bytes", [kept_logprobs.LIVE_BYTES_MAX, 12 * TOKEN_BYTES])
 @pytest.mark.parametrize("end", ["run", "abort", "lost", "adopt"])
-def test_what_is_kept_is_counted_as_it_is(end: str) -> None:
-    """Through prefill, retraction, ends of choices, restarts and clients that bring their own tokens."""
+def test_what_is_kept_is_counted_as_it_is(end: str, bound_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through prefill, retraction, ends of choices, restarts, forgetting, and clients that bring their own tokens."""
+    monkeypatch.setattr(BOUND, bound_bytes)
     world = busy()
     world.watchers.append(counted)
     world.send("more", 20, 9, sampling=SCORED, n=2)
@@ -137,14 +163,14 @@ def test_a_bound_that_cannot_be_kept_is_not_tried_at_every_step(monkeypatch: pyt
     """A prompt without alternatives cannot be made less: the choices are looked through again when an eighth of the
     bound was added, here every third or fourth time."""
     monkeypatch.setattr(BOUND, 8000)
-    looked: list[None] = []
-    whole = kept_logprobs._holders
+    looked: list[int] = []
+    whole = heapq.heapify
 
-    def holders(core: CoreState) -> list[Holder]:
-        looked.append(None)
-        return whole(core)
+    def heapify(most: list[tuple[int, int]]) -> None:
+        looked.append(len(most))
+        whole(most)
 
-    monkeypatch.setattr(kept_logprobs, "_holders", holders)
+    monkeypatch.setattr(heapq, "heapify", heapify)
     world = World(CONFIG)
     world.watchers.append(counted)
     world.send("a", 160, 60, sampling=Sampling(temperature=0.0, logprobs=0, prompt_logprobs=0))
@@ -153,3 +179,48 @@ def test_a_bound_that_cannot_be_kept_is_not_tried_at_every_step(monkeypatch: pyt
     assert held_bytes(world) > 8000 - 1000, "less than that cannot be had"
     world.run()
     world.check_rest()
+
+
+def test_what_stays_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is kept, and however much was forgotten before: forgetting looks at the entries that go."""
+    monkeypatch.setattr(BOUND, 60 * TOKEN_BYTES)
+    world = World(msgspec.structs.replace(CONFIG, max_running_requests=8, max_batched_tokens=64), pages=400)
+    world.watchers.append(counted)
+    for number in range(5):
+        world.send(f"r{number}", 3, 90, sampling=Sampling(temperature=0.0, logprobs=2))
+    looked: list[RequestLogprobs] = []
+    forgot: list[int] = []
+
+    def count(entry: RequestLogprobs) -> int:
+        looked.append(entry)
+        return size(entry)
+
+    bound = kept_logprobs.bound
+
+    def watched(core: CoreState) -> None:
+        looked.clear()
+        before = core.totals.forgotten_logprobs
+        with monkeypatch.context() as patch:
+            patch.setattr(kept_logprobs, "size", count)
+            bound(core)
+        forgot.append(core.totals.forgotten_logprobs - before)
+        assert len(looked) == 2 * forgot[-1], "as it was, and what stands there now"
+
+    monkeypatch.setattr(processing, "bound", watched)
+    world.run()
+    assert sum(map(bool, forgot)) > 20
+    world.check_rest()
+
+
+def test_what_comes_behind_a_clients_own_tokens_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client brings fewer tokens than were forgotten: where those stood, there are others to forget."""
+    monkeypatch.setattr(BOUND, 12 * TOKEN_BYTES)
+    world = World(CONFIG)
+    world.watchers.append(counted)
+    world.send("a", 3, 60, sampling=Sampling(temperature=0.0, logprobs=2))
+    drive(world, lambda: len(world.output("a")) == 20)
+    (holder,) = world.core.state.kept_logprobs.holders.values()
+    assert holder.lean[1] > 5
+    world.core.feed(inputs.Resumed(world.now_ns, "fe", "a", 0, pack_i64([1, 2])))
+    (holder,) = world.core.state.kept_logprobs.holders.values()
+    assert (holder.lean, holder.has_bytes) == ((0, 2), 2 * PLACE_BYTES)
