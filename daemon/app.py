@@ -44,7 +44,6 @@ from daemon.mailbox import (
     REPORTS_MAX,
     BandCounts,
     BecameIdle,
-    Collated,
     Iteration,
     StepSent,
 )
@@ -143,7 +142,7 @@ class Daemon:
     def _wire(self) -> None:
         """Make the actors and the mailboxes between them; nothing runs yet."""
         settings, clock, log = self._settings, self.clock, self._log
-        to_engine, mailbox = trio.open_memory_channel[Input | Collated](INPUTS_MAX)
+        to_engine, mailbox = trio.open_memory_channel[Input](INPUTS_MAX)
         to_observer, observed = trio.open_memory_channel[Iteration](OBSERVED_MAX)
         to_compaction, hints = trio.open_memory_channel[StepSent | BecameIdle | BandCounts](HINTS_MAX)
         to_results, reports = trio.open_memory_channel[Report](REPORTS_MAX)
@@ -175,7 +174,9 @@ class Daemon:
         )
         in_thread = self._outside.in_thread
         self.journal = JournalActor(self._writer, to_engine, self.gateway, clock, log, self.observer.synced, in_thread)
-        self.results = ResultProcessor(clock, reports, to_engine, to_compaction, self.ranks.accuse)
+        self.results = ResultProcessor(
+            clock, reports, lambda item: self.engine.order(item), to_compaction, self.ranks.accuse
+        )
         self.compaction = CompactionWorker(clock, hints, to_engine, self.core_config.flush_moves_max)
         self.snapshots = SnapshotKeeper(
             self._writer,

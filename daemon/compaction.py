@@ -15,7 +15,7 @@ import trio
 
 from daemon.clock import Clock
 from daemon.core.inputs import FlushAsked, Input
-from daemon.mailbox import BandCounts, BecameIdle, Collated, StepSent
+from daemon.mailbox import BandCounts, BecameIdle, StepSent
 
 HOLE_SHARE = 8  # one in so many
 QUIET_STEPS = 32  # steps without a request after one that closed nothing
@@ -30,7 +30,7 @@ class CompactionWorker:
         self,
         clock: Clock,
         hints: trio.MemoryReceiveChannel[Hint],
-        mailbox: trio.MemorySendChannel[Input | Collated],
+        mailbox: trio.MemorySendChannel[Input],
         moves_max: int,
     ) -> None:
         self.asked = 0

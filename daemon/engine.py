@@ -3,9 +3,11 @@
 Owns the core, the writing side of the journal and the numbering of steps. Must never let anything leave that is not
 written: a step reaches the ranks, and tokens and replies the gateway, only after the one write of their iteration.
 Invariants: every input is appended before the core is fed it; at most one tick per iteration, none at idle; a step is
-encoded once, and the bytes in the journal are the bytes the ranks get.
+encoded once, and the bytes in the journal are the bytes the ranks get; what ranks reported never waits behind what
+clients ask, however many do.
 
-    one iteration:  take orders and mailbox -> append input, feed, append decisions and step (for each) -> one write
+    one iteration:  take orders, reports among them, and some of the mailbox
+                    -> append input, feed, append decisions and step (for each) -> one write
                     -> step to ranks -> tokens and replies to the gateway -> hints and metrics
 """
 
@@ -106,7 +108,7 @@ class Engine:
         writer: JournalWriter,
         clock: Clock,
         *,
-        mailbox: trio.MemoryReceiveChannel[Input | Collated],
+        mailbox: trio.MemoryReceiveChannel[Input],
         observed: trio.MemorySendChannel[Iteration],
         hints: trio.MemorySendChannel[StepSent | BecameIdle | BandCounts],
         ranks: StepSink,

@@ -18,7 +18,7 @@ import trio
 
 from allocator.columns import i32
 from daemon.clock import Clock
-from daemon.core.inputs import Input, Reported
+from daemon.core.inputs import Reported
 from daemon.exits import DaemonError, Exit
 from daemon.mailbox import BandCounts, BecameIdle, Collated, StepSent
 from ipc.digests import SAMPLED_START, sampled_digest
@@ -168,15 +168,15 @@ class ResultProcessor:
         self,
         clock: Clock,
         reports: trio.MemoryReceiveChannel[Report],
-        mailbox: trio.MemorySendChannel[Input | Collated],
+        deliver: Callable[[Collated], None],
         hints: trio.MemorySendChannel[StepSent | BecameIdle | BandCounts],
         accuse: Callable[[DaemonError], None],
     ) -> None:
-        """`accuse` is told of reports that end the epoch."""
+        """`deliver` never waits; no more comes than is in flight. `accuse` is told of reports that end the epoch."""
         self._collator: Collator | None = None  # of the epoch that runs
         self._clock = clock
         self._reports = reports
-        self._mailbox = mailbox
+        self._deliver = deliver
         self._hints = hints
         self._accuse = accuse
 
@@ -206,7 +206,7 @@ class ResultProcessor:
                 continue
             for collated in done:
                 self._hint(collated)  # first: at idle the worker must judge by these counts
-                await self._mailbox.send(collated)
+                self._deliver(collated)
 
     def _hint(self, collated: Collated) -> None:
         try:

@@ -12,7 +12,7 @@ from daemon.core.account import Account
 from daemon.core.inputs import Input
 from daemon.core.outputs import Outputs
 from daemon.engine import Engine
-from daemon.mailbox import BandCounts, BecameIdle, Collated, Iteration, StepSent
+from daemon.mailbox import BandCounts, BecameIdle, Iteration, StepSent
 from ipc.messages import Step
 from journal.opening import open_journal
 from journal.records import DECISION_VERSION, SCHEMA_VERSION, Opened
@@ -129,7 +129,7 @@ class Bench:
         self.core = ScriptedCore(answer)
         self.clock = TrioClock()
         neighbours = Neighbours(self.events)
-        self.send, mailbox = trio.open_memory_channel[Input | Collated](64)
+        self.send, mailbox = trio.open_memory_channel[Input](64)
         observed_in, self.observed = trio.open_memory_channel[Iteration](1024)
         hints_in, self.hints = trio.open_memory_channel[StepSent | BecameIdle | BandCounts](16)
         self.engine = Engine(

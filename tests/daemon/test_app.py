@@ -13,8 +13,10 @@ import trio
 
 from daemon.app import Daemon, root_cause
 from daemon.clock import SystemClock
+from daemon.core.inputs import Aborted, Reported
 from daemon.endpoints import front_server
 from daemon.exits import DaemonError, Exit
+from daemon.mailbox import ITERATION_INPUTS_MAX, Collated
 from daemon.recovery import recover
 from daemon.run_dir import RunDir
 from daemon.settings_table import Settings
@@ -89,6 +91,18 @@ def breaks(scene: Scene, run: Callable[..., Any]) -> Callable[..., Any]:
             raise Broken("on purpose")
 
     return run_and_break
+
+
+async def test_reports_go_round_the_mailbox(tmp_path: Path) -> None:
+    """What ranks report is taken before what clients asked earlier, by the daemon's own wiring."""
+    daemon = Scene(tmp_path).daemon
+    for number in range(100):
+        daemon.gateway._mailbox.send_nowait(Aborted(1, "fe", f"r{number}", "client"))
+    daemon.results._deliver(Collated([], Reported(2, 1, 1, b"", b"", b"")))
+    first, second = await daemon.engine._gather(), await daemon.engine._gather()
+    assert isinstance(first[0], Collated)
+    assert len(first) == ITERATION_INPUTS_MAX
+    assert len(second) == 101 - ITERATION_INPUTS_MAX
 
 
 @pytest.mark.e2e

@@ -6,13 +6,13 @@ import trio
 
 from daemon.compaction import QUIET_STEPS, CompactionWorker, Hint
 from daemon.core.inputs import FlushAsked, Input
-from daemon.mailbox import BandCounts, BecameIdle, Collated, StepSent
+from daemon.mailbox import BandCounts, BecameIdle, StepSent
 from tests.daemon.doubles import TrioClock
 
 
 def worker() -> CompactionWorker:
     _, hints = trio.open_memory_channel[Hint](1)
-    mailbox, _ = trio.open_memory_channel[Input | Collated](1)
+    mailbox, _ = trio.open_memory_channel[Input](1)
     return CompactionWorker(TrioClock(), hints, mailbox, 32)
 
 
@@ -66,7 +66,7 @@ def test_a_flush_that_closed_nothing_is_followed_by_rest() -> None:
 async def test_the_actor_asks_the_engine() -> None:
     """A wanted flush reaches the engine as FlushAsked with the bound on moves."""
     to_worker, hints = trio.open_memory_channel[Hint](8)
-    to_engine, mailbox = trio.open_memory_channel[Input | Collated](8)
+    to_engine, mailbox = trio.open_memory_channel[Input](8)
     made = CompactionWorker(TrioClock(), hints, to_engine, 32)
     for hint in (counts(1, 1, 3), BecameIdle(1), BecameIdle(1)):
         await to_worker.send(hint)

@@ -13,7 +13,7 @@ import trio.testing
 from allocator.columns import pack_i32
 from allocator.geometry import Geometry
 from daemon.core import inputs
-from daemon.core.inputs import Acknowledged, Controlled, EpochBegan, EpochEnded, Input, Reported, Ticked
+from daemon.core.inputs import Aborted, Acknowledged, Controlled, EpochBegan, EpochEnded, Input, Reported, Ticked
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.engine import CoreFailed
 from daemon.exits import DaemonError, Exit
@@ -90,6 +90,17 @@ async def test_digests_stand_before_their_report() -> None:
     await bench.engine.iterate([Collated(digests, Reported(3, 1, 1, b"", b"", b""))])
     assert kinds(bench)[-3:] == [Kind.DIGESTED, Kind.DIGESTED, Kind.REPORTED]
     assert bench.engine.in_flight == 0
+
+
+async def test_a_report_does_not_wait_behind_what_clients_ask() -> None:
+    """With the mailbox full of cancels, the next iteration takes the report first, and not all of the cancels."""
+    bench = Bench(script({}))
+    for number in range(64):
+        bench.send.send_nowait(Aborted(2, "fe", f"r{number}", "client"))
+    bench.engine.order(Collated([], Reported(3, 1, 1, b"", b"", b"")))
+    first = await bench.engine._gather()
+    assert isinstance(first[0], Collated)
+    assert [item.id for item in first[1:] if isinstance(item, Aborted)] == [f"r{number}" for number in range(63)]
 
 
 async def test_one_tick_an_iteration_and_none_at_idle(autojump_clock: trio.testing.MockClock) -> None:
