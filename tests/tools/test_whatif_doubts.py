@@ -12,9 +12,9 @@ from tests.tools.whatif_runs import CONFIG, FACTS, FULL, HYBRID, TIMES, geometry
 from tools.simulate.engine import NS_PER_S, Engine, Times
 from tools.simulate.recording import Recording
 from tools.whatif.account import Figures
-from tools.whatif.doubts import FIT_OFF_MAX, doubts
-from tools.whatif.pace import Pace
-from tools.whatif.show import RECORDED, UNCHANGED
+from tools.whatif.doubts import FIT_OFF_MAX, doubts, other_pace
+from tools.whatif.pace import Pace, Work
+from tools.whatif.rows import RECORDED, UNCHANGED
 
 FITS = Pace(4e6, 9e3, 3e4, 0.0, forwards=100, error=0.2)
 
@@ -104,6 +104,35 @@ def test_each_pace_is_doubted_by_its_own_name() -> None:
     paces = {RECORDED: FITS._replace(error=0.5), "rerun": FITS._replace(error=2.377)}
     (note,) = doubts(runs, paces)
     assert note.startswith("rerun: the pace fits badly: single forwards are 238% of their mean off")
+    assert "do not trust waiting, times" in note
+
+
+@pytest.mark.parametrize(
+    ("pace", "why"),
+    [
+        ({"error": 0.9, "stretch": 0.1}, "They are off one by one, and less in a row: a busy machine"),
+        ({"error": 0.3, "stretch": 0.26}, "What forwards take hangs on something that is none of their tokens"),
+        (
+            {"error": 0.5, "stretch": 0.46, "fitted_ns": 13_000_000_000, "slow_ns": 6_000_000_000, "slow_times": 2.1},
+            "For 6.0 s of 13.0 s forwards took 2.1 times as long as the others make one expect: two paces are mixed",
+        ),
+    ],
+)
+def test_why_a_pace_does_not_fit_is_told(pace: dict[str, Any], why: str) -> None:
+    """A busy machine, a slow while, and work of another kind are told apart by single forwards and stretches."""
+    runs = {RECORDED: figures(), UNCHANGED: figures()}
+    (note,) = doubts(runs, {RECORDED: FITS._replace(**pace)})
+    assert why in note
+    assert not doubts(runs, {RECORDED: FITS._replace(error=0.6, stretch=0.2)})
+
+
+def test_a_machine_that_is_slower_in_the_rerun_is_told() -> None:
+    """What of the distance is the machine's, by the same work; nothing for a few percent."""
+    work = Work(100.0, 10.0, 1.0)
+    slower = FITS._replace(fixed_ns=6e6, prompt_token_ns=13.5e3, decoding_row_ns=4.5e4)
+    (note,) = other_pace(FITS, [(slower, work), (FITS, work)])
+    assert note.startswith("forwards of the rerun took 1.25 times what the recorded pace says")
+    assert not other_pace(FITS, [(FITS._replace(fixed_ns=4.1e6), work)])
 
 
 def test_waiting_that_is_longer_than_the_way_to_the_first_token_is_explained() -> None:

@@ -80,3 +80,63 @@ def test_without_a_forward_there_is_no_pace() -> None:
     """It is said, not guessed."""
     with pytest.raises(ValueError, match="no forward"):
         Samples().fit()
+
+
+def test_one_slow_first_forward_says_nothing_of_the_way_to_idle_ranks() -> None:
+    """Ranks warm up in the first of all: neither it nor the fit of the others may be moved by that."""
+    samples, reported = Samples(), 1_000_000_000
+    samples.add(Work(300, 0, 0.3), reported - 475_000_000, 0, reported)
+    rng = random.Random(2)
+    for _ in range(300):
+        work = Work(rng.choice([0, 0, 0, 200]), rng.randint(1, 40), rng.uniform(0, 30))
+        took = TRUE.forward_ns(work)
+        samples.add(work, reported - took // 2, reported, reported + took)
+        reported += took
+    fitted = samples.fit()
+    assert fitted.start_ns == 0
+    assert fitted.fixed_ns == pytest.approx(TRUE.fixed_ns, rel=1e-2)
+    assert fitted.prompt_token_ns == pytest.approx(TRUE.prompt_token_ns, rel=1e-2)
+    assert fitted.error < 0.01
+
+
+def test_no_forward_starts_later_than_those_that_waited_for_another_one() -> None:
+    """Where idle ranks were slow to begin for a reason of that moment, forwards in a row are not made longer by it."""
+    samples, now = Samples(), 1_000_000_000
+    for at in range(400):
+        if at % 40 == 0:  # idle: 90 ms until it begins
+            now += 500_000_000
+            samples.add(Work(0, 8, 1.0), now - 100_000_000, now - 200_000_000, now)
+        else:
+            samples.add(Work(0, 8, 1.0), now - 7_000_000, now, now + 10_000_000)
+            now += 10_000_000
+    fitted = samples.fit()
+    assert fitted.start_ns <= 7_000_000
+    assert fitted.forward_ns(Work(0, 8, 1.0)) == pytest.approx(10_000_000, rel=1e-2)
+
+
+def test_late_reports_make_single_forwards_differ_and_stretches_not() -> None:
+    """Every second report is late: what one forward seems to take longer the next one takes less."""
+    samples, now = Samples(), 1_000_000_000
+    for at in range(640):
+        took = 15_000_000 if at % 2 else 5_000_000
+        samples.add(Work(0, 8, 1.0), now - 1_000_000, now, now + took)
+        now += took
+    fitted = samples.fit()
+    assert fitted.error == pytest.approx(0.5, rel=0.05)
+    assert fitted.stretch < 0.01
+    assert (fitted.drift, fitted.slow_ns) == (0.0, 0)
+
+
+def test_a_machine_that_is_slow_for_a_while_is_told_with_how_long_and_how_slow() -> None:
+    """A fifth of the forwards in one go takes three times as long."""
+    samples, now = Samples(), 1_000_000_000
+    for at in range(960):
+        took = 30_000_000 if 320 <= at < 512 else 10_000_000
+        samples.add(Work(0, 8, 1.0), now - 1_000_000, now, now + took)
+        now += took
+    fitted = samples.fit()
+    assert fitted.slow_ns == 192 * 30_000_000
+    assert fitted.slow_ns / fitted.fitted_ns == pytest.approx(0.43, abs=0.01)
+    assert fitted.slow_times == pytest.approx(30 / 14, rel=0.02), "beside the mean, which has them in it"
+    assert fitted.stretch == pytest.approx(0.46, abs=0.02)
+    assert fitted.drift > 0.4

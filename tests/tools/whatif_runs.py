@@ -105,11 +105,15 @@ def follow(engine: Engine) -> Account:
 
 
 def serve(
-    config: CoreConfig, geometry: Geometry, traffic: list[tuple[int, Generate, int, dict[str, Any]]], into: Path | None
+    config: CoreConfig,
+    geometry: Geometry,
+    traffic: list[tuple[int, Generate, int, dict[str, Any]]],
+    into: Path | None,
+    times: Times = TIMES,
 ) -> Figures:
     """Run the traffic on a simulated device, as a journal if `into` is given; its figures."""
     recording = Recording(into, config) if into is not None else None
-    engine = Engine(config, geometry, FACTS, TIMES, tokens=lengths, recording=recording)
+    engine = Engine(config, geometry, FACTS, times, tokens=lengths, recording=recording)
     account = follow(engine)
     doings: list[tuple[int, int, Any]] = []
     for at, (at_ns, generate, seed, after) in enumerate(traffic):

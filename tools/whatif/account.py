@@ -26,6 +26,7 @@ from ipc.messages import EXPLICIT, Accepted, Finished, Forward, Refused
 from tools.verdicts import WAITS_AGAIN
 
 NS_PER_MS = 1e6
+NEAR = 2  # percent of the requests to either side of a percentile
 COUNTED = {Verdict.RETRACTED: "retractions", Verdict.PARKED: "parks", Verdict.REQUEUED: "requeues"}
 
 
@@ -214,9 +215,12 @@ def _range(values: list[float | None]) -> list[float] | None:
 
 
 def spread(values: array[float]) -> dict[str, float | None]:
-    """Mean, median and 99th percentile; None where nothing is."""
+    """Mean, median and 99th percentile, and what these two were for `NEAR` percent of the values fewer or more; None
+    where nothing is."""
+    around = {f"p{of}{end}": of + by for of in (50, 99) for end, by in (("", 0), ("_low", -NEAR), ("_high", NEAR))}
     if not len(values):
-        return {"mean": None, "p50": None, "p99": None}
+        return {"mean": None, **dict.fromkeys(around)}
     some = np.frombuffer(values, np.float64)
-    p50, p99 = np.percentile(some, (50, 99))
-    return {"mean": round(float(some.mean()), 3), "p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+    found = np.percentile(some, [min(percent, 100) for percent in around.values()])
+    values_at = zip(around, found.tolist(), strict=True)
+    return {"mean": round(float(some.mean()), 3), **{name: round(value, 3) for name, value in values_at}}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from allocator.geometry import Geometry
@@ -26,12 +28,13 @@ from tools.whatif.changes import (
     check_servable,
     settings_of,
 )
-from tools.whatif.doubts import doubts, downtime
+from tools.whatif.doubts import doubts, downtime, other_pace
 from tools.whatif.errors import WhatIfError
-from tools.whatif.pace import Pace, Samples
+from tools.whatif.pace import Pace, Samples, Work
 from tools.whatif.recorded import Recorded, read_journal
-from tools.whatif.rerun import rerun, sendings, settings_for
-from tools.whatif.show import CHANGED, PACED, RECORDED, RERUN, UNCHANGED, document
+from tools.whatif.rerun import Run, run_all, sendings, settings_for
+from tools.whatif.rows import CHANGED, PACED, RECORDED, RERUN, UNCHANGED
+from tools.whatif.show import document
 from tools.whatif.traffic import NEVER, WHOLE, Traffic, id_of
 from tools.whatif.world import Made, World
 
@@ -62,37 +65,85 @@ class Asked(NamedTuple):
         return Made(core, geometry)
 
 
+class Real(NamedTuple):
+    """A run for real: its figures, the pace of its forwards and their mean work, and what is to be said of it."""
+
+    figures: Figures
+    pace: Pace
+    work: Work
+    notes: list[str]
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What the journal says of one question, before anything runs for real."""
+
+    asked: Asked
+    arena_bytes: int  # with the changes
+    runs: dict[str, Figures]
+    notes: list[str]
+
+
+class Study:
+    """A journal that was read, to be asked one or several questions. One at a time: traffic has one reader."""
+
+    def __init__(self, storage: DiskStorage, traffic: Traffic, replays: int, progress: Progress) -> None:
+        found = read_journal(storage, traffic)
+        assert found.opened is not None, "a journal without a life is refused"
+        self.found, self._replays, self._progress = found, replays, progress
+        self.before = settings_of(found.opened.settings, found.opened.core)
+        self.arena_bytes = arena_bytes_of(found.geometries[-1])
+        self.pace = fitted(found.samples)
+        self._unchanged: tuple[Figures, list[str]] | None = None
+
+    def predict(self, changes: list[Change], real: bool) -> Prediction:
+        """The replays of one question; `real`: it must be one that a server can be started with."""
+        found = self.found
+        assert found.facts is not None, "a journal without an epoch is refused"
+        after = changed_settings(self.before, changes, self.arena_bytes)
+        asked = Asked(found, self.before, after, changes, self._replays)
+        arena_after = arena_bytes_of(asked.made(True).geometry(found.geometries[-1], found.facts))
+        if real:
+            check_servable(arena_after)
+        runs, notes = {RECORDED: found.account.figures()}, list(found.notes)
+        if self._unchanged is None:
+            self._unchanged = replay(asked, UNCHANGED, [self.pace], self._progress)
+        runs[UNCHANGED], told = self._unchanged
+        notes += told
+        if changes:
+            runs[CHANGED], told = replay(asked, CHANGED, [self.pace], self._progress)
+            notes += told
+        return Prediction(asked, arena_after, runs, notes + downtime(found))
+
+    def conclude(self, directory: str, prediction: Prediction, reals: list[Real]) -> dict[str, Any]:
+        """The document of one question, with what was run for real."""
+        asked, runs, notes = prediction.asked, dict(prediction.runs), list(prediction.notes)
+        paces = {RECORDED: self.pace}
+        if reals:
+            paces |= {RERUN if not at else f"{RERUN} {at + 1}": real.pace for at, real in enumerate(reals)}
+            runs[RERUN] = together([real.figures for real in reals])
+            runs[PACED], _ = replay(asked, PACED, [real.pace for real in reals], self._progress)
+            notes += dict.fromkeys(note for real in reals for note in real.notes)
+            notes += other_pace(self.pace, [(real.pace, real.work) for real in reals])
+        facts = {
+            "lives": self.found.lives,
+            "epochs": self.found.epochs,
+            "arena_bytes": {"recorded": self.arena_bytes, "changed": prediction.arena_bytes},
+            "replays": self._replays,
+            "reruns": len(reals),
+        }
+        changes = [str(one) for one in asked.changes]
+        return document(directory, changes, facts, paces, runs, doubts(runs, paces) + notes)
+
+
 def answer(
     directory: str, storage: DiskStorage, changes: list[Change], replays: int, real: bool, progress: Progress
 ) -> dict[str, Any]:
     """The document of one question. Raises WhatIfError, Foreign, JournalError, ServerFailed."""
     with Traffic() as traffic:
-        found = read_journal(storage, traffic)
-        assert found.opened is not None, "a journal without a life is refused"
-        assert found.facts is not None, "a journal without an epoch is refused"
-        before = settings_of(found.opened.settings, found.opened.core)
-        arena_bytes = arena_bytes_of(found.geometries[-1])
-        asked = Asked(found, before, changed_settings(before, changes, arena_bytes), changes, replays)
-        arena_after = arena_bytes_of(asked.made(True).geometry(found.geometries[-1], found.facts))
-        if real:
-            check_servable(arena_after)
-        pace, paces = fitted(found.samples), dict[str, Pace]()
-        paces[RECORDED] = pace
-        runs, notes = {RECORDED: found.account.figures()}, list(found.notes)
-        for name in [UNCHANGED, *([CHANGED] if changes else [])]:
-            runs[name] = replay(asked, name, pace, notes, progress)
-        notes += downtime(found)
-        if real:
-            runs[RERUN], paces[RERUN] = run_for_real(asked, arena_after, notes)
-            runs[PACED] = replay(asked, PACED, paces[RERUN], notes, progress)
-        notes[:0] = doubts(runs, paces)
-        facts = {
-            "lives": found.lives,
-            "epochs": found.epochs,
-            "arena_bytes": {"recorded": arena_bytes, "changed": arena_after},
-            "replays": replays,
-        }
-    return document(directory, [str(one) for one in changes], facts, paces, runs, notes)
+        study = Study(storage, traffic, replays, progress)
+        prediction = study.predict(changes, real)
+        return study.conclude(directory, prediction, run_for_real([prediction])[0] if real else [])
 
 
 def fitted(samples: Samples) -> Pace:
@@ -103,16 +154,16 @@ def fitted(samples: Samples) -> Pace:
         raise WhatIfError(f"{error}: without one, nothing says how long forwards take") from error
 
 
-def replay(asked: Asked, name: str, pace: Pace, notes: list[str], progress: Progress) -> Figures:
-    """The figures of as many replays of one kind as are asked, together."""
-    traffic, made = asked.found.traffic, asked.made(name != UNCHANGED)
+def replay(asked: Asked, name: str, paces: list[Pace], progress: Progress) -> tuple[Figures, list[str]]:
+    """The figures of as many replays of one kind as are asked, together, each at one of the paces; and notes."""
+    traffic, made, notes = asked.found.traffic, asked.made(name != UNCHANGED), list[str]()
     made_up, drawn = 0, list[Figures]()
     for number in range(asked.replays):
-        world = World(traffic, made, pace, seed=number + 1 if asked.replays > 1 else 0)
+        world = World(traffic, made, paces[number % len(paces)], seed=number + 1 if asked.replays > 1 else 0)
         with progress(f"replaying, {name}, {number + 1} of {asked.replays}") as tell:
             drawn.append(world.run(tell).figures())
         made_up = max(made_up, world.made_up_tokens)
-    if made_up and name != PACED:
+    if made_up:
         notes.append(
             f"{name}: {made_up:,d} output tokens are made up, since the recorded run did not get that far: such "
             f"outputs are taken to have {traffic.share:.0%} of what they may have, as the others had"
@@ -120,27 +171,39 @@ def replay(asked: Asked, name: str, pace: Pace, notes: list[str], progress: Prog
     stuck = max(one["live"] for one in drawn)
     if stuck and traffic.complete:
         notes.append(f"{name}: {stuck} requests can never go on; the figures stop there")
-    return together(drawn)
+    return together(drawn), notes
 
 
-def run_for_real(asked: Asked, arena_bytes: int, notes: list[str]) -> tuple[Figures, Pace]:
-    """The figures of a rerun and the pace of its forwards, by its own journal."""
-    traffic, seen = asked.found.traffic, list[tuple[Figures, Pace]]()
+def run_for_real(predictions: list[Prediction], reruns: int = 1, together: int = 1) -> list[list[Real]]:
+    """So many reruns of each question, as their own journals tell them."""
+    traffic = predictions[0].asked.found.traffic
     requests = sendings(traffic)
     until_ns = NEVER if traffic.complete else traffic.ended_ns - traffic.first_ns
-    print(f"running for real: {requests[-1].at_ns / 1e9:,.0f} s of arrivals, and what is left then", file=sys.stderr)
+    seconds = requests[-1].at_ns / 1e9
+    print(f"running for real: {seconds:,.0f} s of arrivals, and what is left then", file=sys.stderr)
+    seen: list[list[Real]] = [[] for _ in predictions]
+    runs = [
+        Run(settings_for(one.asked.after, one.arena_bytes), requests, until_ns, partial(_keep, seen[place], one))
+        for _ in range(reruns)
+        for place, one in enumerate(predictions)
+    ]
+    run_all(runs, together)
+    return seen
 
-    def use(made: Recorded) -> None:
-        seen.append((made.account.figures(), fitted(made.samples)))
-        there = arena_bytes_of(made.geometries[-1])
-        if there != arena_bytes:
-            notes.append(f"the rerun's arena has {there:,d} bytes, not {arena_bytes:,d}")
-        other, of = other_outputs(traffic, made)
-        if other:
-            notes.append(f"{other:,d} of {of:,d} outputs of the rerun have another length than the recorded ones")
 
-    rerun(settings_for(asked.after, arena_bytes), requests, until_ns, use)
-    return seen[0]
+def _keep(reals: list[Real], prediction: Prediction, made: Recorded) -> None:
+    reals.append(_real(prediction, made))
+
+
+def _real(prediction: Prediction, made: Recorded) -> Real:
+    arena_bytes, notes = prediction.arena_bytes, []
+    there = arena_bytes_of(made.geometries[-1])
+    if there != arena_bytes:
+        notes.append(f"the rerun's arena has {there:,d} bytes, not {arena_bytes:,d}")
+    other, of = other_outputs(prediction.asked.found.traffic, made)
+    if other:
+        notes.append(f"{other:,d} of {of:,d} outputs of the rerun have another length than the recorded ones")
+    return Real(made.account.figures(), fitted(made.samples), made.samples.work(), notes)
 
 
 def other_outputs(recorded: Traffic, again: Recorded) -> tuple[int, int]:

@@ -1,11 +1,16 @@
 """Pace: how long the ranks of a recorded run took for a forward, fitted to the times in its own reports.
 
-Owns the samples and the fit. Must never read a clock. A forward takes from its start to its report; it starts when the
-report before it came, or, where none was in flight, `start_ns` behind its tick: the way to the ranks and back. What no
-forward explains (a paused machine, a debugger) is left out and counted. Memory is bounded: of very many forwards every
-second, fourth, ... is kept.
+Owns the samples and the fit. Must never read a clock. A forward takes from the report before its own to its own; where
+none was in flight it starts `start_ns` behind its tick: the way to the ranks and back. Those are left out of the fit
+(unless most are such, as without overlap), and fewer than `IDLE_LEAST` of them say nothing: the first forward of all
+warms up. What no forward explains (a paused machine, a debugger) is left out and counted. Memory is bounded: of very
+many forwards every second, fourth, ... is kept.
 
     forward = fixed + prompt tokens * prompt_token + decoding rows * decoding_row + 1,000 positions read * context
+
+How well it fits is said twice: by single forwards (`error`), and by stretches of `STRETCH` in a row (`stretch`), which
+is what waiting hangs on: a late report makes one forward long and the next one short, a busy machine makes stretches
+long.
 """
 
 from __future__ import annotations
@@ -23,8 +28,14 @@ KEPT_MAX = 200_000
 OUTLIER_SIGMAS = 5.0
 PAUSE_TIMES = 20.0  # a forward that took so many times what is predicted was none
 SIGMA_OF_MAD = 1.4826
+ROUNDS = 6  # of the fit, each with the last one's weights
+LEAST_SHARE = 0.2  # of the median forward: what is shorter counts no more for that
 LEAST_TIMES = 0.05  # what counts as noise at least, of the median forward
 FEATURES = 4
+IDLE_LEAST = 8  # forwards that found the ranks idle, before anything is made of them
+SOON_PERCENT = 25.0  # single forwards are off to both sides
+STRETCH = 32  # forwards
+SLOW_TIMES = 1.5  # a stretch that took so many times what is predicted was slow
 
 Floats = NDArray[np.float64]
 
@@ -32,8 +43,8 @@ Floats = NDArray[np.float64]
 class Work(NamedTuple):
     """What a forward computes: tokens of prompts, rows that decode, and thousands of positions that they read."""
 
-    prompt_tokens: int
-    decoding_rows: int
+    prompt_tokens: float
+    decoding_rows: float
     context_k: float
 
 
@@ -50,8 +61,9 @@ def work_of(forward: Forward) -> Work:
 
 class Pace(NamedTuple):
     """Nanoseconds. `turn_ns` is from what lets a step be formed to its tick, `start_ns` from a tick to a forward that
-    finds the ranks idle; `error` the mean deviation of the fitted forwards, as a part of their mean; `pauses` how many
-    were left out, which took `paused_ns`."""
+    finds the ranks idle; `error` the mean deviation of the fitted forwards, as a part of their mean, `stretch` that of
+    stretches; `slow_ns` of `fitted_ns` were spent in slow stretches, which took `slow_times` what is predicted;
+    `pauses` how many were left out, which took `paused_ns`."""
 
     fixed_ns: float
     prompt_token_ns: float
@@ -63,6 +75,15 @@ class Pace(NamedTuple):
     error: float = 0.0
     pauses: int = 0
     paused_ns: int = 0
+    stretch: float = 0.0
+    fitted_ns: int = 0
+    slow_ns: int = 0
+    slow_times: float = 0.0
+
+    @property
+    def drift(self) -> float:
+        """What stretches are off beyond what single forwards explain that differ by chance, as a part of their mean."""
+        return max(self.stretch**2 - self.error**2 / STRETCH, 0.0) ** 0.5
 
     def forward_ns(self, work: Work) -> int:
         """What one forward takes."""
@@ -107,22 +128,23 @@ class Samples:
             raise ValueError("no forward was reported")
         table = np.frombuffer(self._rows).reshape(-1, 6)
         features = np.column_stack([np.ones(len(table)), table[:, :3]])
-        idle = table[:, 4] <= table[:, 3]
-        began = np.where(idle, 0.0, table[:, 4])
-        start, weights, took = 0.0, np.zeros(FEATURES), table[:, 5] - began
-        for _ in range(4):
-            took = table[:, 5] - np.maximum(began, start)
-            weights, sound = _robust(features, took)
-            behind = table[:, 5] - features @ weights
-            if idle.all() or not (idle & sound).any():
-                break
-            start = max(0.0, float(np.median(behind[idle])))
-        predicted = features @ weights
+        ticks, before, reported = table[:, 3], table[:, 4], table[:, 5]
+        idle = before <= ticks
+        alone = bool(np.count_nonzero(idle) * 2 > len(table))
+        fitted = np.ones(len(table), bool) if alone else ~idle
+        took = reported - np.maximum(before, ticks)
+        weights = _robust(features[fitted], took[fitted])
+        start, behind = 0.0, reported - features @ weights
+        if not alone and np.count_nonzero(idle) >= IDLE_LEAST:
+            # No forward starts sooner than that behind its tick, also none that waited for another one.
+            start = max(0.0, float(min(np.median(behind[idle]), np.percentile(behind[fitted], SOON_PERCENT))))
+        took, predicted = took[fitted], (features @ weights)[fitted]
         paused = took > PAUSE_TIMES * np.maximum(predicted, np.median(took))
         # Means count: what is slow now and then is slow in the prediction too, a little each time.
         scale = took[~paused].sum() / max(predicted[~paused].sum(), 1.0)
         weights, predicted = weights * scale, predicted * scale
         off = np.abs(took - predicted)[~paused].mean() / max(took[~paused].mean(), 1.0)
+        stretch, slow_ns, slow_times = _stretches(took[~paused], predicted[~paused])
         turn = int(np.median(np.frombuffer(self._turns))) if self._turns else 0
         fixed, prompt, decoding, context = (float(weight) for weight in weights)
         return Pace(
@@ -136,27 +158,56 @@ class Samples:
             error=float(off),
             pauses=int(np.count_nonzero(paused)) * self._every,
             paused_ns=int(took[paused].sum()) * self._every,
+            stretch=stretch,
+            fitted_ns=int(took[~paused].sum()) * self._every,
+            slow_ns=int(slow_ns) * self._every,
+            slow_times=slow_times,
         )
+
+    def work(self) -> Work:
+        """The mean work of a forward; ValueError where there is none."""
+        if not self._rows:
+            raise ValueError("no forward was reported")
+        prompt, rows, context = np.frombuffer(self._rows).reshape(-1, 6)[:, :3].mean(axis=0)
+        return Work(float(prompt), float(rows), float(context))
 
     def _skips(self) -> bool:
         self._seen += 1
         return self._seen % self._every != 0
 
 
-def _robust(features: Floats, took: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Weights that are not negative, and which samples they were fitted to: not those far off from all the others."""
+def _stretches(took: Floats, predicted: Floats) -> tuple[float, float, float]:
+    """How far stretches are off on the mean, as a part of theirs; ns of slow ones, and how many times too slow."""
+    count = len(took) // STRETCH
+    if not count:
+        return 0.0, 0.0, 0.0
+    sums, expected = (column[: count * STRETCH].reshape(count, STRETCH).sum(axis=1) for column in (took, predicted))
+    slow = sums > SLOW_TIMES * expected
+    times = float(sums[slow].sum() / max(expected[slow].sum(), 1.0)) if slow.any() else 0.0
+    return float(np.abs(sums - expected).mean() / max(sums.mean(), 1.0)), float(sums[slow].sum()), times
+
+
+def _robust(features: Floats, took: Floats) -> Floats:
+    """Weights that are not negative. What is far off from all the others is left out, and long forwards, which are off
+    by more, count less."""
     sound = np.ones(len(took), bool)
-    weights = np.zeros(FEATURES)
-    for _ in range(5):
-        weights = _least_squares(features[sound], took[sound])
-        off = took - features @ weights
+    middle_ns = max(float(np.median(took)), 1.0)
+    least = LEAST_SHARE * middle_ns
+    weights, predicted = np.zeros(FEATURES), np.full(len(took), middle_ns)
+    for _ in range(ROUNDS):
+        trust = 1 / np.sqrt(np.maximum(predicted, least))
+        weights = _least_squares((features * trust[:, None])[sound], (took * trust)[sound])
+        predicted = features @ weights
+        off = (took - predicted) * trust
         middle = np.median(off[sound])
-        sigma = max(SIGMA_OF_MAD * float(np.median(np.abs(off[sound] - middle))), LEAST_TIMES * float(np.median(took)))
+        sigma = max(
+            SIGMA_OF_MAD * float(np.median(np.abs(off[sound] - middle))), LEAST_TIMES * float(np.median(took * trust))
+        )
         kept = np.abs(off - middle) <= OUTLIER_SIGMAS * sigma
-        if not kept.any() or (kept == sound).all():
+        if not kept.any():
             break
         sound = kept
-    return weights, sound
+    return weights
 
 
 def _least_squares(features: Floats, took: Floats) -> Floats:

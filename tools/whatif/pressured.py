@@ -39,15 +39,15 @@ class Load(NamedTuple):
 def draw(load: Load, seed: int) -> list[Sending]:
     """The requests, in order of time."""
     rng = random.Random(f"pressured/{seed}")
-    systems = [_tokens(rng, load.system_tokens) for _ in range(load.systems)]
+    systems = [tokens(rng, load.system_tokens) for _ in range(load.systems)]
     talks = [list(systems[at % len(systems)]) for at in range(load.talks)]
     found = []
     for number, (at_s, burst) in enumerate(_times(rng, load)):
         which = rng.randrange(len(talks))
-        prompt = talks[which] + _tokens(rng, rng.randint(*load.turn_tokens))
+        prompt = talks[which] + tokens(rng, rng.randint(*load.turn_tokens))
         if len(prompt) > MOST_TOKENS:
             prompt = list(systems[which % len(systems)]) + prompt[-load.turn_tokens[1] :]
-        talks[which] = prompt + _tokens(rng, rng.randint(*load.answer_tokens))
+        talks[which] = prompt + tokens(rng, rng.randint(*load.answer_tokens))
         at_ns = round(at_s * NS_PER_S)
         leaves = load.hang_up_one_in and rng.randrange(load.hang_up_one_in) == 0
         hang_up_ns = at_ns + round(rng.uniform(1.0, 6.0) * NS_PER_S) if leaves else -1
@@ -77,5 +77,6 @@ def _times(rng: random.Random, load: Load) -> list[tuple[float, int]]:
     return sorted(times)
 
 
-def _tokens(rng: random.Random, count: int) -> list[int]:
+def tokens(rng: random.Random, count: int) -> list[int]:
+    """So many token ids of a prompt."""
     return [rng.randrange(*IDS) for _ in range(count)]

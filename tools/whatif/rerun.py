@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,27 +103,79 @@ def settings_for(settings: Settings, arena_bytes: int) -> Settings:
     return dataclasses.replace(settings, **OWN, arena_bytes=arena_bytes, port=0, restarts_max=0)
 
 
+class Run(NamedTuple):
+    """A server to be started, what is sent to it, when to hang up, and who sees what its journal says."""
+
+    settings: Settings
+    requests: list[Sending]
+    until_ns: int
+    use: Callable[[Recorded], object]
+
+
 def run_server(settings: Settings, requests: list[Sending], directory: Path, until_ns: int = NEVER) -> Path:
     """Start a server, send everything, stop the server; the run directory with its journal. `until_ns`: hang up then.
 
     Raises WhatIfError when the server does not outlive its requests, and what OwnServer raises.
     """
+    with _as_one_error():
+        return trio.run(_serve, settings, requests, directory, until_ns)
+
+
+def run_all(runs: list[Run], together: int = 1) -> None:
+    """Run each for real, so many side by side, and let its `use` see its journal before everything of it is removed.
+
+    Raises as `run_server` does; the first that fails ends the others.
+    """
+    with _as_one_error():
+        trio.run(_run_all, runs, together)
+
+
+async def _run_all(runs: list[Run], together: int) -> None:
+    places = trio.CapacityLimiter(together)
+    async with trio.open_nursery() as nursery:
+        for run in runs:
+            nursery.start_soon(_run, run, places)
+
+
+async def _run(run: Run, places: trio.CapacityLimiter) -> None:
+    async with places:
+        with tempfile.TemporaryDirectory(prefix="bandmaster-rerun-") as temporary:
+            run_dir = await _serve(run.settings, run.requests, Path(temporary), run.until_ns)
+            await trio.to_thread.run_sync(_read_run, run_dir, run.use)
+
+
+def _read_run(run_dir: Path, use: Callable[[Recorded], object]) -> None:
+    with Traffic() as traffic:
+        use(read_journal(DiskStorage(run_dir / "journal"), traffic, names=True))
+
+
+async def _serve(settings: Settings, requests: list[Sending], directory: Path, until_ns: int) -> Path:
     directory = directory.absolute()  # the server has a working directory of its own
     config = directory / "settings.toml"
     config.write_text(show("serve", settings))
     run_dir = directory / "run"
-    with OwnServer(["--config", str(config)], run_dir=run_dir) as server:
-        trio.run(_send_all, f"ipc://{run_dir.absolute() / 'front.sock'}", requests, until_ns)
+    server = OwnServer(["--config", str(config)], run_dir=run_dir)
+    try:
+        await trio.to_thread.run_sync(server.start)
+        await _send_all(f"ipc://{run_dir.absolute() / 'front.sock'}", requests, until_ns)
         if server.exit_code is not None:
             raise WhatIfError(f"the server of the rerun ended with code {server.exit_code}\n{server.tail()}")
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(server.__exit__, None, None, None)
     return run_dir
 
 
-def rerun(settings: Settings, requests: list[Sending], until_ns: int, use: Callable[[Recorded], object]) -> None:
-    """Run it for real and let `use` see what its journal says, before everything of it is removed."""
-    with tempfile.TemporaryDirectory(prefix="bandmaster-rerun-") as temporary, Traffic() as traffic:
-        run_dir = run_server(settings, requests, Path(temporary), until_ns)
-        use(read_journal(DiskStorage(run_dir / "journal"), traffic, names=True))
+@contextmanager
+def _as_one_error() -> Iterator[None]:
+    """Of several errors of tasks that run together the first is the one that counts."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
 
 
 async def _send_all(endpoint: str, requests: list[Sending], until_ns: int) -> None:

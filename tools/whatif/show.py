@@ -1,13 +1,12 @@
 """The answer of a what-if: its document and the tables of it.
 
-Owns the rows: which figures are compared, how they are written, and how far apart two of them are. Must never compute a
-figure. A column is a run: recorded, replayed unchanged, replayed with the changes, and run for real.
+Owns how it looks. Must never compute a figure. A column is a run, and behind those that another one judges how far they
+are off; `±` is a figure's bar, and `!` says that what judges it lies outside of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,10 +14,10 @@ from rich.table import Table
 from tools.simulate.show import duration, size
 from tools.tables import print_table
 from tools.whatif.account import Figures
-from tools.whatif.pace import Pace
+from tools.whatif.bars import bars, outside
+from tools.whatif.pace import STRETCH, Pace
+from tools.whatif.rows import CHANGED, PACED, RERUN, ROWS, TRUTHS, UNCHANGED, Row, compared, value_of
 
-RECORDED, UNCHANGED, CHANGED, RERUN = "recorded", "unchanged", "changed", "rerun"
-PACED = "at the rerun's pace"
 TITLES = {
     UNCHANGED: "replayed\nunchanged",
     CHANGED: "replayed\nchanged",
@@ -30,71 +29,6 @@ TITLES = {
 LEAST_SHOWN_NS = 50.0
 
 
-class Row(NamedTuple):
-    """A figure: where it stands, how it is written, and whether two runs are compared by it."""
-
-    name: str
-    path: tuple[str, ...]
-    write: Callable[[Any], str]
-    compared: bool = True
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def _part(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _one(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
-
-
-ROWS = (
-    Row("requests", ("requests",), _count, compared=False),
-    Row("refused", ("refused",), _count),
-    Row("prompt tokens found in the cache", ("cached_tokens",), _count),
-    Row("hit rate", ("hit_rate",), _part),
-    Row("prompt tokens computed", ("computed_prompt_tokens",), _count),
-    Row("retractions", ("retractions",), _count),
-    Row("parked for memory", ("parks",), _count),
-    Row("units evicted from the cache", ("evicted_units",), _count),
-    Row("waiting, mean", ("waiting_ms", "mean"), duration),
-    Row("waiting, median", ("waiting_ms", "p50"), duration),
-    Row("waiting, 99th percentile", ("waiting_ms", "p99"), duration),
-    Row("time to first token, mean", ("first_token_ms", "mean"), duration),
-    Row("time to first token, median", ("first_token_ms", "p50"), duration),
-    Row("time to first token, 99th", ("first_token_ms", "p99"), duration),
-    Row("whole request, mean", ("request_ms", "mean"), duration),
-    Row("output tokens", ("output_tokens",), _count),
-    Row("output tokens/s", ("output_tokens_per_s",), _one),
-    Row("forwards and other steps", ("steps",), _count),
-)
-
-
-def value_of(figures: Figures | dict[str, Any], row: Row) -> float | None:
-    """A figure of a run."""
-    found: Any = figures
-    for name in row.path:
-        found = found[name]
-    return None if found is None else float(found)
-
-
-def off(value: float | None, truth: float | None) -> float | None:
-    """How far a value is from another, as a part of it; None where that cannot be said."""
-    if value is None or truth is None:
-        return None
-    if not truth:
-        return 0.0 if not value else None
-    return (value - truth) / truth
-
-
-def compared(runs: dict[str, Figures], one: str, truth: str) -> dict[str, float | None]:
-    """Of each compared figure how far run `one` is off run `truth`."""
-    return {row.name: off(value_of(runs[one], row), value_of(runs[truth], row)) for row in ROWS if row.compared}
-
-
 def document(
     directory: str,
     changes: list[str],
@@ -103,10 +37,9 @@ def document(
     runs: dict[str, Figures],
     notes: list[str],
 ) -> dict[str, Any]:
-    """Everything as plain values; in `off`, by run, how far each figure of it is off the run `from`."""
-    truths = {UNCHANGED: RECORDED}
-    if RERUN in runs:
-        truths |= {name: RERUN for name in (CHANGED, PACED) if name in runs}
+    """Everything as plain values; in `off`, by run, how far each figure of it is off the run `from`, in `bars` its bar,
+    and in `outside` the figures that are off by more than that."""
+    truths = {name: truth for name, truth in TRUTHS.items() if name in runs and truth in runs}
     return {
         "directory": directory,
         "changes": changes,
@@ -114,6 +47,8 @@ def document(
         "paces": {name: pace._asdict() for name, pace in paces.items()},
         "runs": {name: dict(figures) for name, figures in runs.items()},
         "off": {one: {"from": truth, **compared(runs, one, truth)} for one, truth in truths.items()},
+        "bars": bars(runs),
+        "outside": {one: [row.name for row in ROWS if row.compared and outside(runs, one, row)] for one in truths},
         "notes": notes,
     }
 
@@ -159,8 +94,9 @@ def _pace(name: str, pace: dict[str, Any]) -> str:
     paused = f"; {pace['pauses']} pauses of {duration(pace['paused_ns'] / 1e6)} left out" if pace["pauses"] else ""
     return (
         f"{name}: a forward takes {' + '.join(parts)} (fitted to {pace['forwards']:,d} reports, single ones are off by "
-        f"{pace['error']:.1%}{paused}); idle ranks begin {pace['start_ns'] / 1e6:,.2f} ms behind a tick, which comes "
-        f"{pace['turn_ns'] / 1e6:,.2f} ms behind what allows it"
+        f"{pace['error']:.1%}, {STRETCH} in a row by {pace['stretch']:.1%}{paused}); idle ranks begin "
+        f"{pace['start_ns'] / 1e6:,.2f} ms behind a tick, which comes {pace['turn_ns'] / 1e6:,.2f} ms behind what "
+        "allows it"
     )
 
 
@@ -177,25 +113,27 @@ def _table(found: dict[str, Any]) -> Table:
             )
     for row in ROWS:
         cells = []
-        for name, figures in runs.items():
-            cells.append(row.write(value_of(figures, row)) + _apart(figures, row))
+        for name in runs:
+            cells.append(with_bar(found, name, row))
             if name in off_by:
-                cells.append(_signed(off_by[name].get(row.name), row))
+                cells.append(judged(found, name, row))
         table.add_row(row.name, *cells)
     return table
 
 
-def _apart(figures: dict[str, Any], row: Row) -> str:
-    """How far several replays lie apart, where that can be seen: half of it, as a part of their mean."""
-    found: Any = figures.get("spread")
-    for name in row.path if found is not None else ():
-        found = found[name]
-    if not found or row.write(found[0]) == row.write(found[1]):
-        return ""
-    return f" \u00b1{(found[1] - found[0]) / (found[1] + found[0]):.0%}"
+def with_bar(found: dict[str, Any], name: str, row: Row) -> str:
+    """A figure of a run, and its bar as a part of it, where that can be seen."""
+    bar, value = found["bars"].get(name, {}).get(row.name, 0.0), value_of(found["runs"][name], row)
+    text = row.write(value)
+    if not value or text == row.write(value + bar) == row.write(max(value - bar, 0.0)):
+        return text
+    return f"{text} \u00b1{bar / value:.0%}"
 
 
-def _signed(part: float | None, row: Row) -> str:
+def judged(found: dict[str, Any], name: str, row: Row) -> str:
+    """How far a figure is off the run that judges it, with a mark where that is outside of its bar."""
     if not row.compared:
         return ""
-    return "-" if part is None else f"{part:+.1%}"
+    part = found["off"][name].get(row.name)
+    mark = " !" if row.name in found["outside"][name] else ""
+    return ("-" if part is None else f"{part:+.1%}") + mark

@@ -29,14 +29,15 @@ from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
 from daemon.core.scheduler import SchedulerCore
-from ipc.messages import Accepted, Finished, ModelFacts, Step
+from ipc.messages import Accepted, Finished, Forward, ModelFacts, Step
 from tools.whatif.account import Account
 from tools.whatif.errors import WhatIfError
-from tools.whatif.pace import Pace, work_of
+from tools.whatif.pace import STRETCH, Pace, work_of
 from tools.whatif.traffic import NEVER, WHOLE, Event, LifeBegan, LifeEnded, Traffic, arrival_of
 
 IDLE_TICKS_MAX = 1000
 TELL_EVENTS = 256
+SIGMA_OF_MEAN = 1.2533  # of a normal deviation, by its mean size
 MADE_UP = 2_654_435_761  # spreads made-up tokens over the vocabulary
 
 
@@ -61,7 +62,7 @@ class _Stop(NamedTuple):
 
 
 class World:
-    """One replay; `run` it once. `jitter` draws from `seed` how much a forward is off, as the fit was on the mean."""
+    """One replay; `run` it once. With a `seed` it is drawn how far forwards are off, as the fit was on the mean."""
 
     def __init__(self, traffic: Traffic, made: Made, pace: Pace, seed: int = 0) -> None:
         self.account = Account()
@@ -80,6 +81,7 @@ class World:
         self._free_ns = 0  # when the ranks have nothing more to do
         self._now_ns = 0
         self._idle_ticks = 0
+        self._forwards, self._slow = 0, 1.0
 
     def run(self, tell: Callable[[float], None] | None = None) -> Account:
         """Everything, until all has ended, or as far as the record goes; `tell` hears which part is done."""
@@ -193,10 +195,7 @@ class World:
         rows, generations, tokens = b"", b"", b""
         forward = step.forward
         if forward is not None:
-            cost_ns = self._pace.forward_ns(work_of(forward))
-            if self._rng is not None:
-                cost_ns = max(0, round(cost_ns * (1 + self._rng.gauss(0, 1.2533 * self._pace.error))))
-            begins += cost_ns
+            begins += self._cost_ns(forward)
             self._free_ns = begins
             flight = core.state.flights[-1]
             rows, generations = flight.rows_column, flight.generations_column
@@ -206,6 +205,16 @@ class World:
             tokens = pack_i64(self._sampled(flight.requests, positions))
         at_ns = max(begins, self._due[-1].at_ns if self._due else 0)
         self._due.append(_Due(at_ns, inputs.Reported(at_ns, step.epoch, step.seq, rows, generations, tokens)))
+
+    def _cost_ns(self, forward: Forward) -> int:
+        """What a forward takes: by the pace, and off it as single forwards and stretches of them were."""
+        cost_ns = self._pace.forward_ns(work_of(forward))
+        if self._rng is None:
+            return cost_ns
+        if self._forwards % STRETCH == 0:
+            self._slow = self._rng.gauss(1, SIGMA_OF_MEAN * self._pace.drift)
+        self._forwards += 1
+        return max(0, round(cost_ns * (self._slow + self._rng.gauss(0, SIGMA_OF_MEAN * self._pace.error))))
 
     def _sampled(self, numbers: Int64s, positions: Int64s) -> Int64s:
         assert self._facts is not None, "an epoch has its model's facts"
