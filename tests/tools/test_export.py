@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from journal.writer import JournalSettings
 from tests.journal.world import World
 from tools.export import command
 from tools.export.plain import plain
+from tools.incident import command as incident
 
 SMALL = JournalSettings(segment_bytes=16 << 10)
 
@@ -108,7 +112,17 @@ def test_a_request_is_followed_from_its_arrival_over_lives(lived: Path, capsys: 
     assert [[one["accepted"]["first_request"] for one in line["record"]["groups"]] for line in recovered] == [[number]]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    ".jsonl": bytes,
+    ".jsonl.gz": gzip.decompress,
+    ".GZ": gzip.decompress,
+    ".jsonl.zst": lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data),
+    ".bz2": bz2.decompress,
+    ".xz": lzma.decompress,
+}
+
+
+@pytest.mark.parametrize("suffix", UNPACK)
 def test_a_file_is_packed_by_its_suffix(
     lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
 ) -> None:
@@ -117,13 +131,21 @@ def test_a_file_is_packed_by_its_suffix(
     printed = capsys.readouterr().out.encode()
     target = tmp_path / f"out{suffix}"
     assert command.main([str(lived), "-o", str(target)]) == 0
-    data = target.read_bytes()
-    if suffix.endswith(".gz"):
-        data = gzip.decompress(data)
-    elif suffix.endswith(".zst"):
-        data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
-    assert data == printed
+    assert UNPACK[suffix](target.read_bytes()) == printed
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.jsonl.lz4", "x.tar.LZMA", "x.tgz"])
+def test_a_compression_that_is_not_written_is_refused(
+    name: str, lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain text under such a name would deceive; an archive of `incident` is packed in one way only."""
+    assert command.main([str(lived), "-o", str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err.endswith(" here; choose .bz2, .gz, .xz, .zst\n")
+    for archive in (name, "x.tar.gz"):
+        assert incident.main([str(lived), "-o", str(tmp_path / archive)]) == 2
+        assert capsys.readouterr().err.endswith(" here; choose .zst\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_beside_the_journal(lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

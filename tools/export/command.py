@@ -29,6 +29,7 @@ from tools.export.output import Write, opened
 from tools.export.plain import fields
 from tools.export.tracks import Trace
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
+from tools.packed_files import PACKERS
 from tools.replay import start_of
 
 DIGITS_MAX = 19
@@ -127,7 +128,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
     parser.add_argument("--format", choices=("jsonl", "perfetto"), default="jsonl", help="default: jsonl")
-    parser.add_argument("-o", "--output", default="", metavar="FILE", help="default: stdout; .gz and .zst are packed")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="",
+        metavar="FILE",
+        help=f"default: stdout; packed by its suffix: {', '.join(PACKERS)}",
+    )
     parser.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these, like decided,stepped")
     parser.add_argument("--request", type=_number, default=0, metavar="N", help="only what is about this request")
     parser.add_argument("--from", dest="first", type=_number, default=0, metavar="SEQ", help="the first record")

@@ -6,22 +6,16 @@ Invariant: a file that was not finished does not get its name.
 
 from __future__ import annotations
 
-import gzip
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
-
-import zstandard
 
 from tools import result_files
 from tools.ends import Refused
 from tools.output import OutputLost, because, printing
-
-GZIP_LEVEL = 6
-ZSTD_LEVEL = 6
+from tools.packed_files import packed, suffix_of
 
 Write = Callable[[bytes], object]
 
@@ -34,7 +28,7 @@ class BadPlace(Refused):
 def opened(path: str, journal: Path) -> Iterator[Write]:
     """What takes the bytes: `path`, or standard output where it is empty or `-`.
 
-    Raises BadPlace, and OutputLost where what was written did not arrive.
+    Raises BadPlace, Refused for a suffix, and OutputLost where what was written did not arrive.
     """
     theirs: OSError | None = None  # of the journal that is read meanwhile
     if path in ("", "-"):
@@ -50,6 +44,7 @@ def opened(path: str, journal: Path) -> Iterator[Write]:
         if theirs is not None:
             raise theirs
         return
+    suffix_of(Path(path))
     target = Path(path).absolute()
     if journal.resolve() in (target.parent.resolve(), Path(os.path.realpath(target)).parent):
         raise BadPlace(f"{path} is in the journal's own directory, which is never written to; choose another place")
@@ -58,9 +53,9 @@ def opened(path: str, journal: Path) -> Iterator[Write]:
     if not target.parent.is_dir():
         raise BadPlace(f"{path}: there is no directory {target.parent}")
     try:
-        with result_files.writing(target) as file, _packed(target.suffix, file) as packed:
+        with result_files.writing(target) as file, packed(target, file) as packer:
             try:
-                yield _telling(path, packed.write)
+                yield _telling(path, packer.write)
             except OSError as error:
                 theirs = error
                 raise
@@ -76,15 +71,3 @@ def _telling(path: str, write: Write) -> Write:
             raise OutputLost(f"{path} cannot be written: {because(error)}") from error
 
     return told
-
-
-@contextmanager
-def _packed(suffix: str, file: IO[bytes]) -> Iterator[IO[bytes]]:
-    if suffix == ".gz":
-        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=GZIP_LEVEL, mtime=0) as packed:
-            yield cast("IO[bytes]", packed)
-    elif suffix == ".zst":
-        with zstandard.ZstdCompressor(level=ZSTD_LEVEL).stream_writer(file, closefd=False) as packed:
-            yield cast("IO[bytes]", packed)
-    else:
-        yield file

@@ -38,6 +38,7 @@ from tools.incident.part import SCHEMES, JournalPart, Nothing, fresh_names
 from tools.incident.pseudonyms import Names
 from tools.journal_files import ReadingProgress, open_directory
 from tools.output import OutputLost, tell, to_file
+from tools.packed_files import suffix_of
 from tools.replay import divergence_in_words, replay_directory
 
 LEVEL = 9
@@ -125,6 +126,7 @@ def _target(output: str, run_dir: Path, name: str) -> Path:
     places = [target.parent.resolve(), Path(os.path.realpath(target)).parent]
     if any(run_dir.resolve() in (place, *place.parents) for place in places):
         raise BadPlace(f"{target} lies in the run directory, which is never written to; choose another place with -o")
+    suffix_of(target, frozenset({".zst"}))
     if not target.parent.is_dir():
         raise BadPlace(f"{target.parent} is no directory")
     if result_files.is_regular(target) and not os.access(target.parent, os.W_OK | os.X_OK):
