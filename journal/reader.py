@@ -86,11 +86,13 @@ class Walk:
         if chosen and self._torn_header(chosen[-1]):
             chosen.pop()
         ahead = segment.load(self.storage, chosen[0]) if chosen else None
+        previous: Segment | None = None
         for place in range(len(chosen)):
             assert ahead is not None
             here = ahead
             ahead = segment.load(self.storage, chosen[place + 1]) if place + 1 < len(chosen) else None
-            yield from self._segment(here, ahead)
+            yield from self._segment(previous, here, ahead)
+            previous = here
 
     def cuts(self) -> list[Finding]:
         """What must be cut off before the journal can be written again."""
@@ -109,13 +111,14 @@ class Walk:
         """Segment files are numbered without a gap, from 1 or from where they were trimmed."""
         oldest = next(iter(names), 1)
         trimmed = oldest > 1 and self._trimmed(names[oldest])
-        for place, number in enumerate(names, start=oldest if trimmed else 1):
+        place = oldest if trimmed else 1
+        for number in names:
             if number != place:
                 header = segment.load_header(self.storage, names[number])
                 begins = f", which begins with record {header.first_sequence}" if header is not None else ""
                 what = f"the next segment there is {segment.segment_name(number)}{begins}{self._in_front(names, place)}"
                 self._find(Case(Condition.SEGMENT_MISSING), segment.segment_name(place), 0, what)
-                return
+            place = number + 1
 
     def _in_front(self, names: dict[int, str], missing: int) -> str:
         """What stands in front of a missing segment; a trim, which deletes the oldest first, leaves nothing there."""
@@ -151,7 +154,7 @@ class Walk:
         case = Case(Condition(last.damage.condition), last=True)
         return self._find(case, name, 0, f"segment header: {last.damage.what}") is Decision.CUT_TORN
 
-    def _segment(self, here: Segment, ahead: Segment | None) -> Iterator[Record]:
+    def _segment(self, previous: Segment | None, here: Segment, ahead: Segment | None) -> Iterator[Record]:
         """The records of one segment, then whether its end is the one that the segment ahead names."""
         start = here.start
         if here.header is None:
@@ -162,7 +165,7 @@ class Walk:
             if resumed is None:
                 return
             start, self.at.sequence, self.at.crc = resumed.offset, resumed.sequence - 1, resumed.prev_crc
-        elif not self._check_header(here, here.header):
+        elif not self._check_header(here, here.header, previous):
             return
         self.at.number, self.at.offset, self.at.closed = here.number, start, False
         limit = len(here.data)
@@ -174,8 +177,11 @@ class Walk:
         elif ahead is None and self.at.offset == limit:
             self._find(Case(Condition.END, last=True), here.name, limit, f"{limit} bytes")
 
-    def _check_header(self, here: Segment, header: SegmentHeader) -> bool:
-        """Whether the segment is one of ours, in its place; False when it cannot be read at all."""
+    def _check_header(self, here: Segment, header: SegmentHeader, previous: Segment | None) -> bool:
+        """Whether the segment is one of ours, in its place; False when it cannot be read at all.
+
+        Where what stood before it is missing or damaged, which is told, it is taken as it says.
+        """
         if header.major > segment.FORMAT_MAJOR:
             what = f"format {header.major}.{header.minor}, this version reads up to {segment.FORMAT_MAJOR}"
             self._find(Case(Condition.NEWER_FORMAT), here.name, 0, what)
@@ -185,8 +191,9 @@ class Walk:
             what = f"journal {header.journal_id.hex()}, the segment before is of {before.journal_id.hex()}"
             self._find(Case(Condition.OTHER_JOURNAL), here.name, 0, what)
         expected = (here.number, self.at.sequence + 1, self.at.crc)
-        if before is None and here.number == self.first and self.first > 1:
-            expected = (here.number, header.first_sequence, here.prev_crc)  # nothing was read before: taken as it says
+        unread = here.number > 1 if previous is None else here.number > previous.number + 1 or self._refused(previous)
+        if unread:
+            expected = (here.number, header.first_sequence, here.prev_crc)
         said = (header.number, header.first_sequence, here.prev_crc)
         if said != expected:
             what = f"number, sequence and link are {said}, expected {expected}"
@@ -197,6 +204,8 @@ class Walk:
     def _check_border(self, here: Segment, next_header: SegmentHeader) -> None:
         """The segment ahead names how long this one is and its digest; more bytes are superseded, fewer are a loss."""
         named = next_header.previous_bytes
+        if self._refused(here):  # of the same cause
+            return
         if named > len(here.data):
             what = f"{len(here.data)} bytes, the next segment names {named}"
             self._find(Case(Condition.PREDECESSOR_MISMATCH), here.name, len(here.data), what)
@@ -205,6 +214,10 @@ class Walk:
             self._find(Case(Condition.PREDECESSOR_MISMATCH), here.name, named, what)
         elif named < len(here.data):
             self._find(Case(Condition.SUPERSEDED), here.name, named, f"{len(here.data) - named} bytes")
+
+    def _refused(self, here: Segment) -> bool:
+        """Whether something of a segment was found that is refused."""
+        return any(one.file == here.name and one.row.decision is Decision.REFUSE for one in self.findings)
 
     def _frames(self, here: Segment, limit: int, last: bool) -> Iterator[Record]:
         """Frames up to `limit`, each checked against its predecessor."""

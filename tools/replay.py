@@ -52,6 +52,9 @@ def replay_directory(
     """
     storage = open_directory(directory)
     start, notes = start_of(storage, until, from_snapshot)
+    if from_snapshot and start is None:
+        before = f" behind a record before {until}" if until and snapshot_names(storage.names()) else ""
+        notes.append(f"there is no {'other ' if notes else ''}snapshot{before}: replay begins at the start")
     walk = Walk(storage, first=segment_behind(storage, start[0].sequence) if start else 0)
     elsewhere = RemoteRanks if processes > 1 else None
     collect_seldom()
@@ -69,7 +72,7 @@ def replay_directory(
 def start_of(
     storage: DiskStorage, until: int | None, from_snapshot: bool
 ) -> tuple[tuple[Header, Body] | None, list[str]]:
-    """The snapshot at which replay begins, None: the start, and notes about those that cannot be used."""
+    """The snapshot at which replay begins, None: the start, and notes about it and those that cannot be used."""
     row, notes = readable_segments(storage), list[str]()
     oldest = load_header(storage, next(iter(row.values())))
     trimmed = next(iter(row)) > 1 and oldest is not None and bool(snapshot_names(storage.names()))
@@ -91,7 +94,7 @@ def start_of(
     if trimmed:
         sought = f" behind a record below {until}" if until else ""
         raise JournalError("; ".join([f"what is older was trimmed, and no snapshot{sought} can be used", *notes]))
-    return None, [*notes, "no snapshot can be used: replay begins at the start"]
+    return None, notes
 
 
 def state_of(verdict: Verdict) -> dict[str, Any]:

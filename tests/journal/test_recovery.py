@@ -40,15 +40,15 @@ def single(synced: bool = False) -> Files:
     return files_of(disk)
 
 
-def several() -> Files:
-    """Three segments, the last of them with records."""
+def several(count: int = 3) -> Files:
+    """So many segments, the last of them with records."""
     disk = ModeledDisk()
     writer = start(disk, SMALL)
-    for _ in range(2):
+    for _ in range(count - 1):
         tick(writer, FULL_TICKS)
         writer.sync()
     tick(writer, 3)
-    assert sorted(disk.files) == [ONE, TWO, THREE]
+    assert sorted(disk.files) == [segment_name(number) for number in range(1, count + 1)]
     return files_of(disk)
 
 
@@ -158,7 +158,7 @@ CASES: dict[str, Callable[[], Files]] = {
     "unknown_needed": lambda: with_unknown(0),
     "trimmed": trimmed,
     "segment_missing": lambda: {name: data for name, data in several().items() if name != TWO},
-    "predecessor_mismatch": lambda: with_header(several(), TWO, previous_digest=bytes(16)),
+    "predecessor_mismatch": lambda: with_header(several(), THREE, previous_digest=bytes(16)),
     "newer_format": lambda: with_header(several(), THREE, major=segment.FORMAT_MAJOR + 1),
     "other_journal": foreign_segment,
     "bad_archive": lambda: {(name + ".zst" if name == ONE else name): data for name, data in several().items()},
@@ -204,6 +204,33 @@ def test_row(label: str) -> None:
     _, opening = begin(disk, life="next")
     assert opening.last_sequence >= len(found)
     assert bool(opening.notes) == (row.decision is Decision.CUT_TORN or label == "unknown_skippable")
+
+
+def refused(files: Files) -> list[tuple[str, str]]:
+    """What a tolerant walk finds that is refused: rules and files."""
+    disk = ModeledDisk()
+    disk.files = {name: Inode(bytearray(data), data) for name, data in files.items()}
+    walk = Walk(disk, tolerant=True)
+    list(walk.records())
+    return [(one.row.label, one.file) for one in walk.findings if one.row.decision is Decision.REFUSE]
+
+
+@pytest.mark.parametrize("label", [row.label for row in TABLE if row.decision is Decision.REFUSE])
+def test_one_cause_is_one_finding(label: str) -> None:
+    """What follows from it, a digest or a predecessor that cannot be right, is not told beside it."""
+    assert [rule for rule, _ in refused(CASES[label]())] == [label]
+
+
+def test_damage_that_loses_records_is_one_finding_each() -> None:
+    """A segment that is cut, one that is empty, two gaps: as many findings, each of its file."""
+    files = several(5)
+    names = sorted(files)
+    for cut in (-20, 200, 0):
+        assert refused(with_last(files, names[2], lambda data, cut=cut: data[:cut])) == [("damaged_inside", names[2])]
+    gaps = {name: data for name, data in files.items() if name not in (names[1], names[3])}
+    assert refused(gaps) == [("segment_missing", names[1]), ("segment_missing", names[3])]
+    both = with_last({name: files[name] for name in (names[0], *names[2:])}, names[3], lambda data: data[:-20])
+    assert refused(both) == [("segment_missing", names[1]), ("damaged_inside", names[3])]
 
 
 def test_every_case_has_a_row() -> None:

@@ -25,6 +25,7 @@ from journal.records import Kind
 from journal.snapshots import snapshot_names
 from journal.storage import DiskStorage
 from tests.tools.view_scenes import DATED_NS, Dated, pressed, stages_behind_steps, troubled
+from tools.replay import replay_directory
 from tools.trim import main as trim
 from tools.view.arena import COUNTS, Arena
 from tools.view.command import Range, follow, main, range_of
@@ -349,6 +350,15 @@ def test_the_life_of_a_request_is_inside_its_range(journal: Path, film: Film) ->
     assert max(mine) <= shown.last
     part = follow(DiskStorage(journal), shown)[0]
     assert part.requests.lives[20].end_at >= 0
+
+
+def test_snapshots_that_are_later_are_not_worth_a_note(tmp_path: Path) -> None:
+    """A sound journal is shown from its start where none is before the part; replay, if asked for one, says so."""
+    directory = troubled(tmp_path / "j", snapshot_bytes=18_000)
+    for shown in (Range(1, 20), Range(2)):
+        assert follow(DiskStorage(directory), shown)[1] == []
+    notes = replay_directory(str(directory), 5, from_snapshot=True).notes
+    assert notes == ["there is no snapshot behind a record before 5: replay begins at the start"]
 
 
 def test_a_trimmed_journal_is_shown_from_its_snapshot(tmp_path: Path) -> None:
