@@ -60,8 +60,8 @@ def prepare_model(settings: Settings) -> str:
     SIGTERM interrupts it as Ctrl-C does: KeyboardInterrupt, with the converter ended.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    layout: list[str] = []
-    if settings.rank_runner != "modeled":  # its layers are its own
+    layout = ["--without-weights"]
+    if settings.rank_runner != "modeled":  # which has no weights, and layers of its own
         stages = ",".join(map(str, stage_layers(settings) or [0]))
         layout = ["--tp", str(settings.tensor_parallel_size), "--stages", stages]
     command = module_command("daemon.rank.convert", *layout, *(["--", settings.model] if settings.model else []))

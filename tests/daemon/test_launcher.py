@@ -397,5 +397,5 @@ def test_a_layout_that_the_model_cannot_have_starts_nothing(tmp_path: Path, monk
         for one, handler in before.items():
             signal.signal(one, handler)
     assert asked[0] == ("daemon.rank.convert", "--tp", "7", "--stages", "10,20")
-    assert asked[1] == ("daemon.rank.convert",), "a modeled device has as many layers as it likes"
+    assert asked[1] == ("daemon.rank.convert", "--without-weights"), "a modeled device has none, and layers of its own"
     assert "no 7 ranks" in capfd.readouterr().err

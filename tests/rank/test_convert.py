@@ -99,6 +99,23 @@ def test_a_gguf_file_is_converted_once(
     assert read_files(directory, "tiny", 0).eos_ids == [3]
 
 
+def test_whoever_needs_no_weights_gets_none(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No weight is read or written; text is cut the same, and a whole conversion serves too, but not the other way."""
+    source = tiny_gguf(tmp_path / "tiny.gguf")
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "_write_weights", None)
+        assert main(["--without-weights", str(source)]) == 0
+        light = Path(capsys.readouterr().out.strip())
+    assert {file.suffix for file in light.iterdir()} <= {".json", ".jinja"}
+    whole = prepare_model(source)
+    assert (whole / "model.safetensors").is_file()
+    assert prepare_model(source, weights=False) == whole
+    assert (light / "tokenizer.json").read_bytes() == (whole / "tokenizer.json").read_bytes()
+    assert read_files(light, "tiny", 0).eos_ids == [3]
+
+
 def test_a_failed_conversion_leaves_nothing(cache: Path, tmp_path: Path) -> None:
     """A file without one of its tensors is refused by that tensor's name, and the cache stays empty."""
     source = tiny_gguf(tmp_path / "tiny.gguf", without="blk.1.ffn_up")
@@ -112,7 +129,7 @@ import sys, time
 from pathlib import Path
 from daemon.rank import convert
 
-def build(source, target):
+def build(source, target, weights):
     (target / "model.safetensors").write_bytes(b"half")
     print("building", flush=True)
     time.sleep(60)
