@@ -44,8 +44,8 @@ class FaultyStream(RankStream):
                     message = spoil(message, action.removeprefix("corrupt_"))
         await super().send(message)
 
-    def send_now(self, report: Report) -> bool:
-        """What may be delayed goes by `send`."""
+    def share(self) -> bool:
+        """What may be delayed goes by `recv` and `send`, on the loop."""
         return False
 
     async def _struck(self, point: str, seq: int) -> list[str]:

@@ -37,6 +37,7 @@ from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, Ran
 from ipc.rank_stream import RankStream
 
 HEARTBEAT_S = 1.0
+LOOK_S = 0.05  # a Stop that comes while the work thread computes is read after so long
 FAULT_LINGER_S = 1.0  # after a Fault: time for it to leave the process; a Stop or the daemon's end cuts it short
 
 log = structlog.get_logger("rank")
@@ -59,8 +60,6 @@ class RankLoop:
         self._place = place
         self._faults = faults
         self._join_within_s = join_within_s
-        self._received = 0
-        self._reported = 0
         self._exit_code = EXIT_STOPPED
         self._stopped = False  # a Stop was read: the exit code is what it says, whatever ends beside it
         self._settings: RankSettings
@@ -70,7 +69,7 @@ class RankLoop:
         token = trio.lowlevel.current_trio_token()
 
         def deliver(product: Product) -> None:
-            token.run_sync_soon(self._take, product)
+            token.run_sync_soon(self._made.send_nowait, product)
 
         self._thread = WorkThread(deliver)
 
@@ -88,12 +87,13 @@ class RankLoop:
         self._thread.start()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeats)
+            nursery.start_soon(self._stand_in)
             nursery.start_soon(self._watch_parent, nursery.cancel_scope)
             nursery.start_soon(self._watch_daemon, nursery.cancel_scope)
             try:
                 await self._serve(hello)
             except* RankError as group:
-                await self._fault(_failed(group, self._received))  # whoever started us need not be the daemon
+                await self._fault(_failed(group, self._stream.received))  # whoever started us need not be the daemon
                 if group.subgroup(BadOption):  # before anything was loaded: another try would end alike
                     self._exit_code = EXIT_USAGE
             finally:
@@ -116,15 +116,14 @@ class RankLoop:
         while True:
             message = await self._stream.recv()
             match message:
-                case Step():
-                    self._received = message.seq
+                case Step():  # of a stream that is not shared
                     self._thread.put(message)
                 case Begin():
                     self._thread.put(self._begin(message, runner))
                 case Explain():
                     await self._stream.send(Explained(*self._place, self._thread.explain()))
                 case Stop():
-                    log.info("stopped", why=message.why, reported=self._reported, again=message.again)
+                    log.info("stopped", why=message.why, reported=self._stream.reported, again=message.again)
                     self._stopped = True
                     self._exit_code = EXIT_AGAIN if message.again else EXIT_STOPPED
                     return
@@ -135,16 +134,8 @@ class RankLoop:
         check_geometry(begin.geometry, self._place.stage, self._prepared)
         length = self._prepared.facts.max_model_len
         settings = self._settings
-        return BeginWork(lambda: StepWorker(runner, begin, settings, length, *self._place))
-
-    def _take(self, product: Product) -> None:
-        """What the work thread made: a report goes out at once when nothing is before it, all else by `_deliver`."""
-        before = self._products.statistics()
-        idle = before.tasks_waiting_receive > 0 and not before.current_buffer_used
-        if isinstance(product, Report) and idle and self._stream.send_now(product):
-            self._reported = product.seq
-        else:
-            self._made.send_nowait(product)
+        line = self._stream if self._stream.share() else None
+        return BeginWork(lambda: StepWorker(runner, begin, settings, length, *self._place), line)
 
     async def _deliver(self, scope: trio.CancelScope) -> None:
         """What the work thread made, to the daemon, in order; a failure is reported once and ends the loop."""
@@ -152,7 +143,6 @@ class RankLoop:
             match product:
                 case Report():
                     await self._stream.send(product)
-                    self._reported = product.seq
                 case Prepared():
                     await self._ready(product)
                 case Begun():
@@ -189,8 +179,17 @@ class RankLoop:
 
     async def _heartbeats(self) -> None:
         while True:
-            await self._stream.send(Heartbeat(*self._place, self._received, self._reported))
+            await self._stream.send(Heartbeat(*self._place, self._stream.received, self._stream.reported))
             await trio.sleep(HEARTBEAT_S)
+
+    async def _stand_in(self) -> None:
+        """Read the stream where the work thread has not for a while; seldom looked at while no step comes."""
+        pause_s, seen = LOOK_S, 0
+        while True:
+            await trio.sleep(pause_s)
+            self._stream.stand_in(LOOK_S)
+            pause_s = LOOK_S if self._stream.received > seen else min(2 * pause_s, HEARTBEAT_S)
+            seen = self._stream.received
 
     async def _watch_parent(self, scope: trio.CancelScope) -> None:
         """Wait until the process that started this one is gone (by a descriptor of it, not by a signal)."""

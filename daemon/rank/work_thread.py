@@ -1,6 +1,7 @@
 """The one thread that computes: steps in, reports out, so that the trio loop never waits for a forward.
 
-Owns the thread and its inbox. Must never touch a socket: what it makes is handed to the loop through `deliver`.
+Owns the thread and its inbox. Where the loop has given it a `Line` to the daemon, it takes steps from there and reports
+there, so that a step wakes one thread, once; all else that it makes is handed to the loop through `deliver`.
 Invariants: steps are launched in the order they came; reports leave in the same order; a step that waits in the inbox
 is launched before an unfinished forward is waited for, so the device always has the next forward queued; what has come
 is expected before the first of it is launched, so that inputs from the stage before arrive while this one computes.
@@ -14,7 +15,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from daemon.rank.errors import BadOption
 from daemon.rank.runner import Prepared, Runner
@@ -30,10 +31,21 @@ class Failed(NamedTuple):
     seq: int
 
 
+class Line(Protocol):
+    """A way to the daemon for this thread; `ipc.rank_stream.RankStream` is one once it is shared."""
+
+    def take_steps(self, within_s: float | None) -> list[Step] | None:
+        """Steps that are there, in order; waits for one for so long. None: no more will come."""
+
+    def send_now(self, report: Report) -> bool:
+        """Send a report without waiting; False: the loop must."""
+
+
 class BeginWork(NamedTuple):
     """Makes the epoch's step worker (allocates the arena) in the thread that will use it."""
 
     make: Callable[[], StepWorker]
+    line: Line | None = None  # where the steps come from; None: from the inbox
 
 
 class Begun(NamedTuple):
@@ -63,6 +75,7 @@ class WorkThread:
 
     def __init__(self, deliver: Callable[[Product], None]) -> None:
         self._deliver = deliver
+        self._line: Line | None = None  # once there is a worker for what comes over it
         self._inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._next: deque[Work] = deque()  # taken out of the inbox, not done yet
         self._expected = 0  # seq of the newest step that the worker was told to expect
@@ -102,9 +115,8 @@ class WorkThread:
             self._finish()
             return True
         if not self._next:
-            try:
-                self._next.append(self._inbox.get(timeout=due_in_s))
-            except queue.Empty:
+            self._next.extend(self._wait(due_in_s))
+            if not self._next:
                 return True
         self._look_ahead()
         work = self._next.popleft()
@@ -113,10 +125,22 @@ class WorkThread:
         self._do(work)
         return True
 
+    def _wait(self, within_s: float | None) -> list[Work]:
+        """What comes next, within the time."""
+        if self._line is not None:
+            steps = self._line.take_steps(within_s)
+            return [None] if steps is None else [*steps]
+        try:
+            return [self._inbox.get(timeout=within_s)]
+        except queue.Empty:
+            return []
+
     def _look_ahead(self) -> None:
-        """Empty the inbox; the worker, once it exists, expects every step that is there, in order."""
+        """Take all that has come; the worker, once it exists, expects every step that is there, in order."""
+        if self._line is not None:
+            self._next.extend(self._wait(0))
         with contextlib.suppress(queue.Empty):
-            while True:
+            while self._line is None:
                 self._next.append(self._inbox.get_nowait())
         if self._worker is None:
             return
@@ -131,7 +155,9 @@ class WorkThread:
 
     def _finish(self) -> None:
         assert self._worker is not None
-        self._deliver(self._worker.finish(self._flights.popleft()))
+        report = self._worker.finish(self._flights.popleft())
+        if self._line is None or not self._line.send_now(report):
+            self._deliver(report)
 
     def _do(self, work: Step | BeginWork | Runner) -> None:
         if isinstance(work, Step):
@@ -143,6 +169,7 @@ class WorkThread:
                 self._deliver(Diverged(self._worker.diverged_at))
         elif isinstance(work, BeginWork):
             self._worker = work.make()
+            self._line = work.line
             self._deliver(Begun())
         else:
             self._deliver(work.prepare())
