@@ -9,6 +9,7 @@ import pytest
 
 from journal.divergence import Divergence
 from journal.replay import Verdict
+from tests.tidy.source import ROOT
 from tools.planted import command, files, scene
 from tools.planted.command import FAULTS, NOTHING, judge, missed
 from tools.planted.scene import Fault, Scene, Truth
@@ -18,6 +19,8 @@ from tools.replay import replay_directory
 def test_there_are_more_than_twenty() -> None:
     """Of ranks, of the core, of the records and of the files; each has a name and says what it is."""
     assert len(FAULTS) >= 20
+    for page in ("README.md", "docs/replay.md", "CHANGELOG.md"):
+        assert f"{len(FAULTS)} faults" in (ROOT / page).read_text(encoding="utf-8")
     assert all(fault.about and fault.name == name for name, fault in FAULTS.items())
     asked = "wrong-page skipped-wait lost-free wrong-victim clock-read reordered-report bit-flip missing-segment"
     assert set(f"{asked} torn-tail duplicate-report".split()) <= set(FAULTS)
@@ -86,7 +89,7 @@ def test_the_command_fails_where_one_is_missed(
     """One row a fault; exit code 1 and the fault's name where something was not named."""
 
     class Sleeping(Fault):
-        name, about = "sleeping", "nothing is wrong, and the truth says that something is"
+        """Nothing is wrong, and the truth says that something is."""
 
         def files(self, scene: Scene, directory: Path) -> None:
             self.truth = Truth(5)

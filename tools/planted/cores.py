@@ -53,11 +53,9 @@ class CoreFault(Fault):
 
 
 class WrongVictim(CoreFault):
-    """See `about`."""
+    """The core retracts another request than the rule says."""
 
-    name = "wrong-victim"
     turns = 160
-    about = "the core retracts another request than the rule says"
 
     def core(self, scene: Scene) -> AbstractContextManager[None]:
         """See Fault."""
@@ -81,11 +79,9 @@ def youngest_first(request: Request) -> tuple[int]:
 
 
 class WrongAdmission(CoreFault):
-    """See `about`."""
+    """The core starts the youngest waiting request first."""
 
-    name = "wrong-admission"
     turns = 160
-    about = "the core starts the youngest waiting request first"
 
     def core(self, scene: Scene) -> AbstractContextManager[None]:
         """See Fault."""
@@ -116,10 +112,7 @@ class WrongAdmission(CoreFault):
 
 
 class ClockRead(CoreFault):
-    """See `about`."""
-
-    name = "clock-read"
-    about = "the core stamps an arrival by a clock of its own, 7 ms later than the input says"
+    """The core stamps an arrival by a clock of its own, 7 ms later than the input says."""
 
     def feed(self, scene: Scene, feed: Any, item: inputs.Input) -> Outputs:
         """See CoreFault."""
@@ -150,11 +143,8 @@ class OutputFault(CoreFault):
         raise NotImplementedError
 
 
-class ChangedReason(OutputFault):
-    """See `about`."""
-
-    name = "wrong-reason"
-    about = "the core says that a request ended by its length, when a stop id ended it"
+class WrongReason(OutputFault):
+    """The core says that a request ended by its length, when a stop id ended it."""
 
     def decided(self, decided: Decided) -> Decided | None:
         """See OutputFault."""
@@ -162,11 +152,8 @@ class ChangedReason(OutputFault):
         return msgspec.structs.replace(decided, reason="length") if ended else None
 
 
-class Doubled(OutputFault):
-    """See `about`."""
-
-    name = "double-count"
-    about = "the core counts cached tokens of an admission twice"
+class DoubleCount(OutputFault):
+    """The core counts cached tokens of an admission twice."""
 
     def decided(self, decided: Decided) -> Decided | None:
         """See OutputFault."""
@@ -175,4 +162,4 @@ class Doubled(OutputFault):
         return msgspec.structs.replace(decided, numbers=numbers) if cached else None
 
 
-FAULTS: tuple[type[Fault], ...] = (WrongVictim, WrongAdmission, ClockRead, ChangedReason, Doubled)
+FAULTS: tuple[type[Fault], ...] = (WrongVictim, WrongAdmission, ClockRead, WrongReason, DoubleCount)

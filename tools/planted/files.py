@@ -55,10 +55,8 @@ class FileFault(Fault):
 
 
 class BitFlip(FileFault):
-    """See `about`."""
+    """One bit of a record's payload in a finished segment is another."""
 
-    name = "bit-flip"
-    about = "one bit of a record's payload in a finished segment is another"
     rule, segment = "damaged_inside", 1
 
     def files(self, scene: Scene, directory: Path) -> None:
@@ -71,19 +69,14 @@ class BitFlip(FileFault):
         self.tell(self.rule, path, found.offset, found.sequence)
 
 
-class BitFlipLast(BitFlip):
-    """See `about`."""
+class BitFlipClosed(BitFlip):
+    """The same in the last segment of a life that was closed."""
 
-    name = "bit-flip-closed"
-    about = "the same in the last segment of a life that was closed"
     rule, segment = "closed_damaged", -1
 
 
 class MissingSegment(FileFault):
-    """See `about`."""
-
-    name = "missing-segment"
-    about = "a segment's file is gone"
+    """A segment's file is gone."""
 
     def files(self, scene: Scene, directory: Path) -> None:
         """See Fault."""
@@ -93,10 +86,8 @@ class MissingSegment(FileFault):
 
 
 class TornTail(FileFault):
-    """See `about`."""
+    """The last record was written in part: not damage, but what a crash leaves."""
 
-    name = "torn-tail"
-    about = "the last record was written in part: not damage, but what a crash leaves"
     tolerated = True
 
     def files(self, scene: Scene, directory: Path) -> None:
@@ -108,10 +99,7 @@ class TornTail(FileFault):
 
 
 class StrangeSegment(FileFault):
-    """See `about`."""
-
-    name = "strange-segment"
-    about = "a segment of another journal stands in the place of one of this"
+    """A segment of another journal stands in the place of one of this."""
 
     def files(self, scene: Scene, directory: Path) -> None:
         """See Fault."""
@@ -127,7 +115,6 @@ class StrangeSegment(FileFault):
 class Nothing(Fault):
     """No fault at all; a snapshot is asked for, and a second life takes over."""
 
-    name = "nothing"
     snapshot = True
     lives = 2
     turns = 44
@@ -138,10 +125,7 @@ class Nothing(Fault):
 
 
 class RecordTwice(FileFault):
-    """See `about`."""
-
-    name = "record-twice"
-    about = "the bytes of a record stand twice"
+    """The bytes of a record stand twice."""
 
     def files(self, scene: Scene, directory: Path) -> None:
         """See Fault."""
@@ -152,10 +136,7 @@ class RecordTwice(FileFault):
 
 
 class RecordCutOut(FileFault):
-    """See `about`."""
-
-    name = "record-cut-out"
-    about = "the bytes of a record are gone, those behind it moved up"
+    """The bytes of a record are gone, those behind it moved up."""
 
     def files(self, scene: Scene, directory: Path) -> None:
         """See Fault."""
@@ -165,11 +146,8 @@ class RecordCutOut(FileFault):
         self.tell("sequence_gap", path, found.offset, found.sequence)
 
 
-class Forged(FileFault):
-    """See `about`."""
-
-    name = "forged-record"
-    about = "a record's payload was changed, and its checksum with it"
+class ForgedRecord(FileFault):
+    """A record's payload was changed, and its checksum with it."""
 
     def files(self, scene: Scene, directory: Path) -> None:
         """See Fault."""
@@ -185,11 +163,8 @@ class Forged(FileFault):
         self.tell("link_mismatch", path, found.end, found.sequence + 1)
 
 
-class BehindFooter(FileFault):
-    """See `about`."""
-
-    name = "behind-the-end"
-    about = "bytes stand behind the last record of a life that was closed"
+class BehindTheEnd(FileFault):
+    """Bytes stand behind the last record of a life that was closed."""
 
     def files(self, scene: Scene, directory: Path) -> None:
         """See Fault."""
@@ -201,12 +176,12 @@ class BehindFooter(FileFault):
 
 FAULTS: tuple[type[Fault], ...] = (
     BitFlip,
-    BitFlipLast,
+    BitFlipClosed,
     MissingSegment,
     TornTail,
     StrangeSegment,
     RecordTwice,
     RecordCutOut,
-    Forged,
-    BehindFooter,
+    ForgedRecord,
+    BehindTheEnd,
 )

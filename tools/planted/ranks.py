@@ -29,10 +29,7 @@ class RankFault(Fault):
 
 
 class WrongPage(RankFault):
-    """A take gives its units to the ids in another order."""
-
-    name = "wrong-page"
-    about = "a rank binds the ids of a take to other units than the rule says"
+    """A rank binds the ids of a take to other units than the rule says."""
 
     def rank(self, scene: Scene, rank: WorkingRank) -> None:
         """See Fault."""
@@ -49,12 +46,9 @@ class WrongPage(RankFault):
 
 
 class LostFree(RankFault):
-    """A free leaves one of its ids bound."""
+    """A rank does not free the last page of a free: a leak on that rank alone."""
 
     turns = 30
-
-    name = "lost-free"
-    about = "a rank does not free the last page of a free: a leak on that rank alone"
 
     def rank(self, scene: Scene, rank: WorkingRank) -> None:
         """See Fault."""
@@ -71,10 +65,7 @@ class LostFree(RankFault):
 
 
 class EarlyReuse(RankFault):
-    """Units that a forward in flight may read count as free before it is processed."""
-
-    name = "early-reuse"
-    about = "a rank takes units for free while a forward that may read them is in flight"
+    """A rank takes units for free while a forward that may read them is in flight."""
 
     def rank(self, scene: Scene, rank: WorkingRank) -> None:
         """See Fault."""
@@ -115,10 +106,8 @@ class Undecided(RankFault):
 
 
 class SkippedWait(Undecided):
-    """See `about`."""
+    """A rank's chain moves units without waiting for the forward that reads them."""
 
-    name = "skipped-wait"
-    about = "a rank's chain moves units without waiting for the forward that reads them"
     kind = WaitForward
 
 
@@ -141,34 +130,25 @@ class Unperformed(RankFault):
 
 
 class UnperformedWait(Unperformed):
-    """See `about`."""
+    """A rank decides on a wait for a forward and does not perform it."""
 
-    name = "unperformed-wait"
-    about = "a rank decides on a wait for a forward and does not perform it"
     kind = WaitForward
 
 
 class NotZeroed(Unperformed):
-    """See `about`."""
+    """A rank hands out pages with what an earlier request left in them."""
 
-    name = "not-zeroed"
-    about = "a rank hands out pages with what an earlier request left in them"
     kind = Zero
 
 
 class NotMoved(Unperformed):
-    """See `about`."""
+    """A rank moves units in its books and does not copy their bytes."""
 
-    name = "not-moved"
-    about = "a rank moves units in its books and does not copy their bytes"
     kind = Copy
 
 
 class LostOp(RankFault):
-    """A rank gets a step without its op."""
-
-    name = "lost-op"
-    about = "a rank's logical chain misses the only op of a step"
+    """A rank's logical chain misses the only op of a step."""
 
     def rank(self, scene: Scene, rank: WorkingRank) -> None:
         """The mirror belongs to the recording: see `record`."""

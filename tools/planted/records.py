@@ -50,10 +50,8 @@ def forward_of(step: Step, **columns: bytes) -> Step:
 
 
 class DroppedDecision(RecordFault):
-    """See `about`."""
+    """An admission is not in the journal."""
 
-    name = "dropped-decision"
-    about = "an admission is not in the journal"
     kind = Decided
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -65,10 +63,8 @@ class DroppedDecision(RecordFault):
 
 
 class DoubledDecision(RecordFault):
-    """See `about`."""
+    """The end of a request stands twice."""
 
-    name = "doubled-decision"
-    about = "the end of a request stands twice"
     kind = Decided
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -80,10 +76,8 @@ class DoubledDecision(RecordFault):
 
 
 class ChangedNumber(RecordFault):
-    """See `about`."""
+    """A number of a decision was changed."""
 
-    name = "changed-number"
-    about = "a number of a decision was changed"
     kind = Decided
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -95,10 +89,8 @@ class ChangedNumber(RecordFault):
 
 
 class SkippedStep(RecordFault):
-    """See `about`."""
+    """A step is not in the journal."""
 
-    name = "skipped-step"
-    about = "a step is not in the journal"
     kind = Step
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -110,10 +102,8 @@ class SkippedStep(RecordFault):
 
 
 class DoubleFree(RecordFault):
-    """See `about`."""
+    """A step frees the same pages twice."""
 
-    name = "double-free"
-    about = "a step frees the same pages twice"
     kind = Step
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -127,10 +117,8 @@ class DoubleFree(RecordFault):
 
 
 class WrongId(RecordFault):
-    """See `about`."""
+    """A take names another virtual page than the lowest free one."""
 
-    name = "wrong-id"
-    about = "a take names another virtual page than the lowest free one"
     kind = Step
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -148,10 +136,8 @@ class WrongId(RecordFault):
 
 
 class WrongTable(RecordFault):
-    """See `about`."""
+    """The page table of one request gets a page of another."""
 
-    name = "wrong-table"
-    about = "the page table of one request gets a page of another"
     kind = Step
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -168,10 +154,8 @@ class WrongTable(RecordFault):
 
 
 class WrongStart(RecordFault):
-    """See `about`."""
+    """A row decodes from another position than it stopped at."""
 
-    name = "wrong-start"
-    about = "a row decodes from another position than it stopped at"
     kind = Step
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -189,10 +173,8 @@ class WrongStart(RecordFault):
 
 
 class WrongToken(RecordFault):
-    """See `about`."""
+    """The core was told another token than the rank sampled."""
 
-    name = "wrong-token"
-    about = "the core was told another token than the rank sampled"
     kind = inputs.Reported
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -206,10 +188,8 @@ class WrongToken(RecordFault):
 
 
 class StaleGeneration(RecordFault):
-    """See `about`."""
+    """A report's token is put down to the tenant that the row had before."""
 
-    name = "stale-generation"
-    about = "a report's token is put down to the tenant that the row had before"
     kind = inputs.Reported
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -254,25 +234,18 @@ class MovedReport(RecordFault):
 
 
 class ReorderedReport(MovedReport):
-    """See `about`."""
-
-    name = "reordered-report"
-    about = "two reports stand the other way round"
+    """Two reports stand the other way round."""
 
 
 class DuplicateReport(MovedReport):
-    """See `about`."""
+    """A report stands a second time, behind the next one."""
 
-    name = "duplicate-report"
-    about = "a report stands a second time, behind the next one"
     again = True
 
 
 class LostReport(RecordFault):
-    """See `about`."""
+    """A report that the core was fed is not in the journal."""
 
-    name = "lost-report"
-    about = "a report that the core was fed is not in the journal"
     kind = inputs.Reported
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -283,11 +256,9 @@ class LostReport(RecordFault):
         return []
 
 
-class LostInput(RecordFault):
-    """See `about`."""
+class LostArrival(RecordFault):
+    """An arrival that the core was fed is not in the journal."""
 
-    name = "lost-arrival"
-    about = "an arrival that the core was fed is not in the journal"
     kind = inputs.Arrived
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -297,10 +268,8 @@ class LostInput(RecordFault):
 
 
 class ChangedPrompt(RecordFault):
-    """See `about`."""
+    """A prompt in the journal has another last token."""
 
-    name = "changed-prompt"
-    about = "a prompt in the journal has another last token"
     kind = inputs.Arrived
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -312,12 +281,10 @@ class ChangedPrompt(RecordFault):
 
 
 class OtherSnapshot(RecordFault):
-    """See `about`."""
+    """A snapshot is of another state than that behind its step."""
 
-    name = "other-snapshot"
     snapshot = True
     turns = 70
-    about = "a snapshot is of another state than that behind its step"
     kind = Snapshotted
 
     def change(self, scene: Scene, payload: Any) -> list[Any] | None:
@@ -327,10 +294,8 @@ class OtherSnapshot(RecordFault):
 
 
 class ForgedRecovered(RecordFault):
-    """See `about`."""
+    """A life takes over one token less of a request than the life before left."""
 
-    name = "forged-recovered"
-    about = "a life takes over one token less of a request than the life before left"
     kind = inputs.Recovered
     lives = 2
     turns = 20
@@ -349,10 +314,8 @@ class ForgedRecovered(RecordFault):
 
 
 class ForeignRecord(RecordFault):
-    """See `about`."""
+    """A decision of the life before stands in this one."""
 
-    name = "foreign-record"
-    about = "a decision of the life before stands in this one"
     kind = Decided
     lives = 2
 
@@ -370,10 +333,8 @@ class ForeignRecord(RecordFault):
 
 
 class WrongTotals(RecordFault):
-    """See `about`."""
+    """A life's totals at its end count a token too much."""
 
-    name = "wrong-totals"
-    about = "a life's totals at its end count a token too much"
     kind = Closed
 
     def record(self, scene: Scene, payload: Any) -> list[Any]:
@@ -399,7 +360,7 @@ FAULTS: tuple[type[Fault], ...] = (
     ReorderedReport,
     DuplicateReport,
     LostReport,
-    LostInput,
+    LostArrival,
     ChangedPrompt,
     OtherSnapshot,
     ForgedRecovered,

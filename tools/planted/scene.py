@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import random
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -83,7 +84,10 @@ class Truth:
 
 
 class Fault:
-    """One thing that is false; `truth` is set when it happened. Hooks that a fault does not need change nothing."""
+    """One thing that is false; `truth` is set when it happened. Hooks that a fault does not need change nothing.
+
+    A class is called as its fault is: `WrongPage` is `wrong-page`; its first line says what is false, for people.
+    """
 
     name = ""
     about = ""
@@ -92,6 +96,11 @@ class Fault:
     lives = 1  # how many the scene needs; the last is closed in order
     turns = 60  # of each life, at most
     snapshot = False  # that one is asked for
+
+    def __init_subclass__(cls) -> None:
+        said = (cls.__doc__ or "").partition("\n")[0].removesuffix(".")
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+        cls.about = said[:1].lower() + said[1:]
 
     def __init__(self) -> None:
         self.truth: Truth | None = None
