@@ -15,7 +15,7 @@ import msgspec
 
 from daemon.core.inputs import Arrived, Input, Recovered
 from daemon.core.outputs import Decided
-from daemon.core.reasons import Verdict
+from daemon.core.reasons import LOSES_ROW, Verdict
 from daemon.mailbox import Iteration
 
 DECISIONS_KEPT = 1024  # newest ones, about whatever
@@ -23,7 +23,6 @@ FIRST_KEPT = 16  # decisions of one request, from its arrival on
 LAST_KEPT = 48  # its newest ones
 LIVE_KEPT = 4096  # requests that have not ended; the oldest goes first
 ENDED_KEPT = 256  # requests that have
-LOSES_ROW = frozenset({Verdict.RETRACTED, Verdict.REQUEUED, Verdict.RESUMED})
 
 
 @dataclass(slots=True)

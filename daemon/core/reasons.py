@@ -63,6 +63,13 @@ class Verdict(StrEnum):
     RESUMED = "resumed"
 
 
+LOSES_ROW = frozenset({Verdict.RETRACTED, Verdict.REQUEUED, Verdict.RESUMED})
+"""Behind these a request holds nothing and is in the queue, where it may have been already."""
+
+WAITS_AGAIN = LOSES_ROW | {Verdict.RECOVERED}
+"""The same, and the first decision about a request that a life took over from the one before."""
+
+
 END_TEXT: dict[EndReason, str] = {
     EndReason.STOP: "a stop token, or a stop string that the front end found",
     EndReason.LENGTH: "the output reached its token limit or the model's length",

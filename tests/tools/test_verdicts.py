@@ -7,32 +7,27 @@ from typing import Any
 
 import pytest
 
-from daemon import recent
 from daemon.core.inputs import Arrived, Resumed, Ticked
 from daemon.core.outputs import Decided, Outputs, Reply
-from daemon.core.reasons import Verdict
+from daemon.core.reasons import WAITS_AGAIN, Verdict
 from ipc.messages import Accepted, Generate, Sampling
 from journal import records
 from journal.reader import Record
 from journal.records import KIND_OF
 from tools.export import tracks
 from tools.export.events import REQUESTS, Events
-from tools.verdicts import LOSES_ROW, WAITS_AGAIN
 from tools.view import requests as view
 from tools.whatif.account import Account
-from tools.why import summary
 
 MS = 1_000_000
 ROW = {"row": 3, "generation": 1, "tokens": 12, "cached_tokens": 4}
 
 
 def test_every_tool_knows_every_verdict_behind_which_a_request_waits() -> None:
-    """Tables with words or phases of their own have a row for each, and no other row that says so."""
+    """The table with words of its own has a row for each; the one with phases no other row that says so."""
     assert tracks.AGAIN.keys() == WAITS_AGAIN
-    assert summary.BACK.keys() == WAITS_AGAIN
     waiting = {view.Phase.WAITING, view.Phase.RETRACTED, view.Phase.REQUEUED}
     assert {verdict for verdict, phase in view.GO_TO.items() if phase in waiting} == WAITS_AGAIN
-    assert recent.LOSES_ROW == LOSES_ROW
 
 
 def said(verdict: str, **numbers: int) -> Decided:

@@ -17,13 +17,12 @@ from daemon.core.arrival import content_digest
 from daemon.core.inputs import Acknowledged, Arrived, FrontEndLost, Recovered
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
-from daemon.core.reasons import EndReason, Verdict
+from daemon.core.reasons import LOSES_ROW, EndReason, Verdict
 from daemon.core.requests import END_EVENT, Event
 from daemon.core.state import ENDED_GROUPS_MAX, CoreState
 from journal.reader import Record
 from journal.records import INPUT_KINDS, Closed, Kind, Opened
 from tools.accounts.finding import Findings
-from tools.verdicts import LOSES_ROW
 
 ENDED_AS = {Event.FINISH: "finished", Event.ABORT: "aborted", Event.FAIL: "failed"}
 DECODED = frozenset(

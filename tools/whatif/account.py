@@ -21,9 +21,8 @@ import numpy as np
 from allocator.columns import i32
 from daemon.core.inputs import Arrived, Input, RecoveredGroup
 from daemon.core.outputs import Decided, Outputs
-from daemon.core.reasons import Verdict
+from daemon.core.reasons import WAITS_AGAIN, Verdict
 from ipc.messages import EXPLICIT, Accepted, Finished, Forward, Refused
-from tools.verdicts import WAITS_AGAIN
 
 NS_PER_MS = 1e6
 NEAR = 2  # percent of the requests to either side of a percentile

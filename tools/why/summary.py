@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from daemon.core.reasons import Verdict
+from daemon.core.reasons import WAITS_AGAIN, Verdict
 from tools.why.nouns import listed, milliseconds, times, units
 from tools.why.story import Event, Noted, Passed, Story, Told
 from tools.why.waits import BEHIND, for_what
@@ -20,7 +20,7 @@ WAITING = "waiting"
 PREFILL = "prefill"
 DECODE = "decode"
 PARKED = "parked"
-BACK = {Verdict.RETRACTED: "", Verdict.REQUEUED: "ranks", Verdict.RECOVERED: "ranks", Verdict.RESUMED: ""}
+BACK = dict.fromkeys(WAITS_AGAIN, "") | {Verdict.REQUEUED: "ranks", Verdict.RECOVERED: "ranks"}
 """Decisions behind which a request waits again, and for what until a pass says more."""
 
 
