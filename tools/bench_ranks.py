@@ -60,7 +60,7 @@ def settings_of(stages: int, ranks: int, running: int, length: int) -> RankSetti
         runner="modeled",
         threads=1,
         invariants=1,
-        options={"blind": "1", "vocab_size": str(VOCAB)},
+        options={"blind": "1", "vocab_size": str(VOCAB), "max_model_len": str(length)},
         tensor_ranks=ranks,
         stage_layers=[0] * stages if stages > 1 else [],
     )

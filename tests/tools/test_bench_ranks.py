@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from daemon.rank.modeled import read_options
 from tools import bench_ranks
-from tools.bench_ranks import main, parse_layouts
+from tools.bench_ranks import main, parse_layouts, settings_of
 
 
 def test_two_processes_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +32,12 @@ def test_a_rank_that_does_not_start_is_named(monkeypatch: Patch, capsys: Output)
     monkeypatch.setattr(bench_ranks, "VOCAB", 8)
     assert main(["--layouts", "1x1", "--running", "2", "--steps", "2"]) == 1
     assert "first_token=32 must be below vocab_size=8" in capsys.readouterr().err
+
+
+def test_ranks_take_requests_as_long_as_the_run() -> None:
+    """The modeled runner's own limit of a request would end every request in the middle of a long run."""
+    settings = settings_of(1, 1, 2, 20_000)
+    assert read_options(settings.options).max_model_len == settings.max_model_len == 20_000
 
 
 def test_layouts_are_checked() -> None:
