@@ -495,4 +495,4 @@ def test_the_legend_has_no_word_without_a_text(few_rows: Scene, capsys: pytest.C
     _, out, _ = why(capsys, few_rows[2], "1", "--legend")
     assert out.index("ended (length)") < out.index("\nwords:\n")
     assert "  retracted: it lost its memory and waits again" in out
-    assert "  spilled: does not occur" in out
+    assert "  spilled: swapped out to host memory: does not occur" in out

@@ -13,7 +13,9 @@ from allocator.capacity import FROZEN, ID_SPACE
 from allocator.geometry import BandGeometry, Geometry, StageGeometry
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
+from daemon.core.passes import PassedOver
 from daemon.core.reasons import EndReason, RefusalCode, Verdict
+from daemon.core.requests import State
 from tests.core.scenes import drive, stage
 from tests.core.test_pressure import Disagreeing
 from tests.core.world import World
@@ -120,6 +122,20 @@ def test_no_number_is_left_without_a_word(rows: dict[str, str]) -> None:
         assert not re.search(r"\b[a-z]+_[a-z_]+\b", bare), f"{row}: {text}"
         assert not re.search(r"\bband\b|window:", bare), f"{row}: {text}"
         assert "spill" not in text, f"{row}: {text}"
+
+
+def test_a_line_of_passes_says_in_words_how_numbers_moved() -> None:
+    """Those of a parked prompt are of its newest climb, by their names in the code; nothing is told by such a name."""
+    _, journal = scenes.few_rows()
+    (story,) = follow(journal.records, Asked(request=1)).stories
+    climbs = ({"reclaim_units": 1, "shrink_tokens": 4, **SHORT}, {"reclaim_units": 0, "shrink_tokens": 2, **SHORT})
+    passes = [
+        Passed(9, ms * 1_000_000, 0, PassedOver(ms, State.PARKED_CHUNK, "memory", numbers), 2)
+        for ms, numbers in enumerate(climbs)
+    ]
+    text = passes_text(story, passes)
+    assert "what the prefix cache can give went from 1 to 0" in text
+    assert not re.search(r"\b[a-z]+_[a-z_]+\b", text), text
 
 
 def test_the_end_for_memory_and_a_livelock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,10 +260,11 @@ def test_places_and_kinds_are_named() -> None:
         ({"units_short": 3, "stage": 0, "band": 1}, BANDS, "3 pages of the 20-token sliding window"),
         ({"units_short": 3, "stage": 0, "band": 1}, BANDS * 2, "3 pages of the 20-token sliding window on pipeline "),
         ({"units_short": 1, "stage": 1, "band": 0}, BANDS * 2, "1 recurrent-state slot on pipeline stage 1"),
+        ({"units_short": 2, "stage": ID_SPACE, "band": 2}, BANDS, "2 full-attention pages"),
         (
             {"units_short": 2, "stage": ID_SPACE, "band": 2},
-            BANDS,
-            "2 full-attention pages (all that an arena of this size can have are in use)",
+            BANDS * 2,
+            "2 full-attention pages on the pipeline stage with the least room",
         ),
         ({"units_short": 2, "stage": FROZEN, "band": 2}, BANDS, "2 full-attention pages (none may be taken until "),
         ({"units_short": 1, "stage": 4, "band": 9}, BANDS, "1 unit of band 9 on pipeline stage 4"),

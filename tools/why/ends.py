@@ -12,8 +12,9 @@ from allocator.capacity import ID_SPACE
 from allocator.geometry import Geometry
 from daemon.core.reasons import EndReason, RefusalCode
 from ipc.messages import Generate
-from tools.why.nouns import Bands, Numbers, amount, band_name, listed, short, units
+from tools.why.nouns import LEAST_ROOM, Bands, Numbers, amount, band_name, listed, short, units
 
+MORE_MEMORY = "what helps: fewer tokens, or more memory (--arena-bytes, --mem-fraction)"
 ONLY_STAGE = "on pipeline stage 0 (the only one)"
 
 
@@ -49,10 +50,10 @@ def refused_because(code: str, numbers: Numbers, asks: Asks, bands: Bands) -> li
     if numbers.get("stage") == ID_SPACE:
         lacking = amount(numbers["units_short"], band_name(numbers, bands))
         named = f"on pipeline stage{'' if len(asks.narrow) == 1 else 's'} {listed(map(str, asks.narrow))}"
-        where = ONLY_STAGE if len(bands) == 1 else named if asks.narrow else "on the pipeline stage with the least room"
-        return [*why, f"the empty arena is short of at least {lacking} {where}"]
+        where = ONLY_STAGE if len(bands) == 1 else named if asks.narrow else LEAST_ROOM
+        return [*why, f"the empty arena is short of at least {lacking} {where}", MORE_MEMORY]
     lacking = short(numbers, bands, ONLY_STAGE)
-    return [*why, f"the empty arena is short of {lacking}"] if lacking else why
+    return [*why, f"the empty arena is short of {lacking}", MORE_MEMORY] if lacking else why
 
 
 def _never_fits(n: Numbers, asks: Asks) -> str:
@@ -111,7 +112,7 @@ ENDS: dict[EndReason, str] = {
     EndReason.DEADLINE: "its deadline passed, or could not be met any more",
     EndReason.UNSCHEDULABLE: "it can never fit the memory that is left",
     EndReason.MEMORY: "it held all the memory that was in use and still needed more",
-    EndReason.FAULT: "ranks (the processes that run the model) or the daemon failed, and it could not go on",
+    EndReason.FAULT: "ranks, the processes that run the model, or the daemon failed, and it could not go on",
     EndReason.DRAINED: "the daemon was shut down before it was done",
 }
 """Why an accepted request ended."""

@@ -10,24 +10,30 @@ LEGEND: dict[str, str] = {
     "step": "one iteration of the scheduler: a batch of prompt parts and next tokens that all ranks compute together.",
     "pass": "one look of the scheduler at its queue, mostly to form a step.",
     "place in the batch": "one of --max-running-requests; a request that runs or is being prefilled has one.",
-    "rank": "a process that runs the model, one for each device.",
+    "rank": "a process that runs the model, one for each device (a worker elsewhere).",
+    "pipeline stage": "the ranks that hold the same layers (--pp); each stage has memory of its own, and the fullest"
+    " one decides.",
     "epoch": "one life of the device memory: it ends when a rank is lost, and the next one begins empty.",
+    "trial": "who ran when ranks died twice in a row and got no further runs alone once, so that the one that kills"
+    " them is found (--epoch-losses-max).",
     "life": "one run of the daemon's process; the next one reads the journal and takes over what had not ended.",
     "arena": "the one region of device memory that every kind of per-request memory shares, so that whichever"
     " is needed may grow.",
     "full-attention page": "KV of a run of tokens (--page-size) for the layers that attend to everything before them.",
-    "N-token-window page": "the same for layers with a sliding window of N tokens; given back as the window moves on.",
+    "page of the N-token sliding window": "the same for layers with a sliding window of N tokens; given back as the"
+    " window moves on.",
     "recurrent-state slot": "the state of all recurrent layers (Mamba and alike) behind one position of one sequence.",
     "prefix cache": "pages and states that ended or running requests left, found again by equal prompts; all of"
     " it counts as free memory and is evicted when something else needs the room.",
-    "hit cut short": "a hit needs every kind: the full-attention pages before its end, the window before its end, and"
-    " the state at its end. Where one kind is gone, the hit ends earlier.",
+    "hit cut short": "a prefix-cache hit needs every kind: the full-attention pages before its end, the window before"
+    " its end, and the state at its end. Where one kind is gone, the hit ends earlier.",
     "missing": "units that must come free before the step or start fits, beside what the prefix cache can give back.",
-    "promised": "running requests may grow; a start is only granted when their expected output still fits too.",
+    "expected growth": "running requests grow; a start is only granted when what is expected of all of them still fits,"
+    " by the lengths of recent outputs (--reserve).",
     "retracted": "it lost its memory and waits again (preempted by recomputation): its output is kept, what is not"
     " in the prefix cache any more is computed again.",
     "parked": "it keeps its memory and its place, and gets no tokens until there is room.",
-    "spilled": "does not occur: there is no host tier to move memory to.",
+    "spilled": "swapped out to host memory: does not occur, there is no host tier to move memory to.",
     "#N": "the number of the record in the journal: `bandmaster replay until N DIR` shows the whole state behind it.",
 }
 """Word -> what it means."""

@@ -335,12 +335,13 @@ def _end(reason: str) -> str:
 
 def row(entry: Entry) -> dict[str, str]:
     """One request as cells of a table."""
+    kind = entry.cut.partition(":")[0]
     return {
         "request": str(entry.request),
-        "came": clock(entry.came_ns),
+        "came (UTC)": clock(entry.came_ns),
         "id": entry.id,
         "prompt": f"{entry.prompt_tokens:,}",
-        "cached": f"{entry.cached_tokens:,}" + (f" of {entry.matched_tokens:,}: {entry.cut}" if entry.cut else ""),
+        "cached": f"{entry.cached_tokens:,}" + (f" of {entry.matched_tokens:,}, no {kind}" if entry.cut else ""),
         "output": f"{entry.output_tokens:,}" if entry.end else "-",
         "waited": milliseconds(entry.waited_ns),
         "mostly for": _cause(entry),
@@ -361,7 +362,7 @@ def _cause(entry: Entry) -> str:
 def refusal(one: RefusedOne) -> dict[str, str]:
     """One refusal as cells of a table."""
     why = joined(*refused_because(one.code, one.numbers, one.asks, one.bands))
-    return {"came": clock(one.now_ns), "id": one.id, "code": one.code, "why": why}
+    return {"came (UTC)": clock(one.now_ns), "id": one.id, "code": one.code, "why": why}
 
 
 def clock(now_ns: int) -> str:

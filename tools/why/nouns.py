@@ -13,11 +13,8 @@ Numbers = Mapping[str, int]
 Bands = Sequence[Sequence[str]]
 """Names of bands by stage and place, of the epoch that is told of."""
 
-PLACES = {
-    ID_SPACE: "(all that an arena of this size can have are in use)",
-    FROZEN: "(none may be taken until the ranks have said where published pages lie)",
-}
-"""What stands for a stage where it is none."""
+LEAST_ROOM = "on the pipeline stage with the least room"
+FROZEN_PLACE = "(none may be taken until the ranks have said where published pages lie)"
 
 CLOCK_FROM_NS = 10**18  # times before 2001 are those of a simulated world
 UNITS = "units_"
@@ -74,9 +71,11 @@ def band_name(numbers: Numbers, bands: Bands) -> str:
 def place(numbers: Numbers, bands: Bands = (), only: str = "") -> str:
     """Where it is short, in words; `only` where there is but one stage."""
     stage = numbers.get("stage", 0)
-    if stage in PLACES:
-        return PLACES[stage]
-    return only if len(bands) == 1 and stage == 0 else f"on pipeline stage {stage}"
+    if stage == FROZEN:
+        return FROZEN_PLACE
+    if len(bands) == 1 and stage in (0, ID_SPACE):
+        return only
+    return LEAST_ROOM if stage == ID_SPACE else f"on pipeline stage {stage}"
 
 
 def short(numbers: Numbers, bands: Bands, only: str = "") -> str:

@@ -18,7 +18,15 @@ MOVED = {
     "units_short": "what is missing",
     "ahead": "those ahead of it",
     "steps": "steps left",
+    "reclaim_units": "what the prefix cache can give",
+    "limit": "the limit",
+    "rows": "requests there",
+    "requests": "parked requests",
+    "suspects": "suspected requests",
+    "prompt_tokens": "its tokens",
+    "step": "the step",
 }
+"""Numbers of which a line says how they moved; the others name something, or are told by the climb that they are of."""
 NAMED_MAX = 4  # requests that are named; the others are counted
 
 
@@ -40,9 +48,9 @@ def passes_text(story: Story, passes: Sequence[Passed]) -> str:
     who = "stands still, parked," if first.state.value.startswith("parked") else "waits"
     count = f" (passed over {times(len(passes))}{over})" if len(passes) > 1 else ""
     moved = [
-        f"{MOVED.get(name, name)} went from {first.numbers[name]:,} to {number:,}"
+        f"{MOVED[name]} went from {first.numbers[name]:,} to {number:,}"
         for name, number in last.numbers.items()
-        if first.numbers.get(name, number) != number and name not in ("stage", "band", "stopped_at", "sibling", "tried")
+        if first.numbers.get(name, number) != number and name in MOVED
     ]
     what = waiting(last.reason, last.numbers, story.bands)
     return joined(f"{who} {what}{count}", ", ".join(moved), _others(passes, story.bands))

@@ -83,7 +83,7 @@ WAITS: dict[str, Callable[[Numbers, Bands], str]] = {
     "ranks": lambda n, b: "for ranks (the processes that run the model): none is ready now",
     "microbatch": lambda n, b: (
         "for the next micro-batch (pipeline stages take turns): the one being formed has"
-        f" {units(n.get('rows', 0), 'request')}, its share of {n.get('limit', 0):,}"
+        f" {units(n.get('rows', 0), 'request')}, and its share is {n.get('limit', 0):,}"
     ),
     "resident": lambda n, b: (
         "for another request's chunked prefill: only one prompt at a time is computed in chunks, and its own"
