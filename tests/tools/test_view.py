@@ -19,7 +19,7 @@ from allocator.physical.units import BEYOND, LIVE
 from daemon.core.inputs import Arrived
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided
-from ipc.messages import Generate, ModelFacts, Sampling, Step
+from ipc.messages import Forward, Generate, ModelFacts, Sampling, Step
 from journal.reader import Walk
 from journal.records import Kind
 from journal.snapshots import snapshot_names
@@ -27,6 +27,7 @@ from journal.storage import DiskStorage
 from tests.tools.view_scenes import DATED_NS, Dated, pressed, stages_behind_steps, troubled
 from tools.replay import replay_directory
 from tools.trim import main as trim
+from tools.view import arena
 from tools.view.arena import COUNTS, Arena
 from tools.view.command import Range, follow, main, range_of
 from tools.view.film import STEP_COLUMNS, Film
@@ -114,17 +115,48 @@ def test_any_step_of_a_block_can_be_gone_to(film: Film) -> None:
 @pytest.mark.parametrize("scene", ["journal", "trouble"])
 def test_cached_units_are_those_whose_taker_does_not_run(scene: str, request: pytest.FixtureRequest) -> None:
     """The count that follows the changes is a recount of the board, at every step."""
-    film = follow(DiskStorage(request.getfixturevalue(scene)), Range())[0]
-    active, some = ActiveAt(film), 0
-    for at, stretch, board in boards(film, np.arange(film.position)):
-        holding = active.at(at)
-        for place in range(len(stretch.bands)):
-            live = (board.codes[place] == LIVE) | (board.codes[place] == FIXED)
-            takers = board.takers[place][live]
-            cached = int(np.count_nonzero(~holding[takers]))
-            assert cached == dict(zip(COUNTS, _counts(stretch, place, at), strict=True))["cached"], f"step {at}"
-            some += cached
-    assert some > 100
+    assert _recounted(follow(DiskStorage(request.getfixturevalue(scene)), Range())[0]) > 100
+
+
+@pytest.mark.parametrize("scene", ["journal", "trouble"])
+@pytest.mark.parametrize("steps", [1, 7])
+def test_steps_are_told_alike_in_batches_of_every_length(
+    scene: str, steps: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared step by step or many at once: the same changes in the same blocks, counts and moves."""
+    directory: Path = request.getfixturevalue(scene)
+    usual = follow(DiskStorage(directory), Range())[0]
+    monkeypatch.setattr(arena, "BATCH_STEPS", steps)
+    other = follow(DiskStorage(directory), Range())[0]
+    assert other.writer.blocks == usual.writer.blocks
+    assert other.steps == usual.steps
+    for one, another in zip(other.stretches, usual.stretches, strict=True):
+        assert one.counts == another.counts
+
+
+def test_a_slot_that_is_freed_and_taken_in_one_step_is_anothers() -> None:
+    """At the place where it was: nothing of the unit differs but who took it, and the count of those left behind."""
+    bands = [BandGeometry("state", "state", 64), BandGeometry("full", "full", 64)]
+    shape = Geometry(4, 64, 8, [StageGeometry(64 * 65, 128, bands)])
+    memory = Arena(shape, ModelFacts("double", "none", 100, 64, "float32", [7]), CoreConfig())
+    requests, slot = Requests(), [Part(0, pack_i32([3]))]
+    for number in (1, 2):
+        requests.lives[number] = Life(number, f"r{number}", "f", 1, 1, 0, 0)
+        requests.decided(Decided(1, "admitted", number, "", {"row": number, "generation": 1}), None, 0, 0)
+    takes = [Take([*slot, Part(1, pack_i32([page]))]) for page in (1, 2)]
+    for seq, ops in enumerate(([takes[0]], [Free(slot), takes[1]], [Flush(0)]), 1):
+        if seq == 3:
+            requests.decided(Decided(1, "ended", 2, "stop", {}), None, 2, 2)
+        for request, holds in requests.changed:
+            memory.held(request, holds)
+        requests.changed.clear()
+        row, one, none = (pack_i32([number]) for number in (seq, 1, 0))
+        forward = Forward(row, one, none, one, b"\0", b"", row, none, row, [], slot[0].ids)
+        memory.apply(Step(1, seq, 0, 0, [], list(ops), forward if seq < 3 else None, b""), requests)
+    batch = memory.settle(requests)
+    assert batch.changes[0].counts.tolist() == [1, 1, 0]
+    assert batch.changes[0].takers.tolist() == [1, 2]
+    assert batch.counts[COUNTS.index("cached")].tolist() == [0, 0, 1]
 
 
 def test_takers_are_the_requests_whose_tables_name_the_page(journal: Path, film: Film) -> None:
@@ -179,8 +211,8 @@ def test_a_published_unit_is_fixed_until_its_use_is_released() -> None:
     """Live units at addresses that a peer knows are told apart, and counted."""
     bands = [BandGeometry("full", "full", 64)]
     shape = Geometry(4, 64, 0, [StageGeometry(64 * 65, 64, bands)])
-    arena = Arena(shape, ModelFacts("double", "none", 100, 64, "float32", [7]), CoreConfig())
-    requests, counts, seen = Requests(), [[] for _ in COUNTS], []
+    memory = Arena(shape, ModelFacts("double", "none", 100, 64, "float32", [7]), CoreConfig())
+    requests = Requests()
     parts = [Part(0, pack_i32([2, 3]))]
     script: list[tuple[list[int], list[Any]]] = [
         ([], [Take([Part(0, pack_i32([1, 2, 3]))])]),
@@ -189,12 +221,12 @@ def test_a_published_unit_is_fixed_until_its_use_is_released() -> None:
         ([], [Free([Part(0, pack_i32([1, 2, 3]))])]),
     ]
     for seq, (released, ops) in enumerate(script, 1):
-        changes = arena.apply(Step(1, seq, 0, 0, released, ops, None, b""), requests)
-        arena.count(counts)  # type: ignore[arg-type]
-        seen.append(changes[0].codes.tolist())
-    assert counts[COUNTS.index("fixed")] == [0, 2, 0, 0]
-    assert counts[COUNTS.index("live")] == [3, 3, 3, 0]
-    assert seen[1:3] == [[FIXED, FIXED], [LIVE, LIVE]]
+        memory.apply(Step(1, seq, 0, 0, released, ops, None, b""), requests)
+    batch = memory.settle(requests)
+    assert batch.counts[COUNTS.index("fixed")].tolist() == [0, 2, 0, 0]
+    assert batch.counts[COUNTS.index("live")].tolist() == [3, 3, 3, 0]
+    assert batch.changes[0].counts.tolist() == [3, 2, 2, 3]
+    assert batch.changes[0].codes[3:7].tolist() == [FIXED, FIXED, LIVE, LIVE]
 
 
 def test_the_picture_is_the_board_at_its_addresses(film: Film) -> None:
@@ -372,6 +404,7 @@ def test_a_trimmed_journal_is_shown_from_its_snapshot(tmp_path: Path) -> None:
     cut = whole.position - part.position
     assert cut > 0
     assert any("begins at the snapshot" in note for note in notes)
+    assert _recounted(part) > 0
     assert list(part.steps["sequence"]) == list(whole.steps["sequence"][cut:])
     full = {at: board for at, _, board in _copies(whole, range(cut, whole.position))}
     for at, _, board in _copies(part, range(part.position)):
@@ -442,10 +475,10 @@ def test_blocks_end_before_they_are_large() -> None:
     """A writer without a step has no block; full ones say so."""
     writer = BlockWriter()
     writer.begin(0, [])
-    assert not writer.full
-    for _ in range(1024):
-        writer.add([])
-    assert writer.full
+    assert writer.room == 1024
+    for _ in range(16):
+        writer.add(64, [])
+    assert writer.room == 0
     writer.end()
     assert [(block.first, block.steps) for block in writer.blocks] == [(0, 1024)]
 
@@ -456,6 +489,20 @@ def test_blocks_end_before_they_are_large() -> None:
 def _counts(stretch: Any, place: int, at: int) -> list[int]:
     columns = stretch.counts[place * len(COUNTS) : (place + 1) * len(COUNTS)]
     return [int(column[at - stretch.first]) for column in columns]
+
+
+def _recounted(film: Film) -> int:
+    """Counts the units that are left behind once more, on the board, at every step; how many there are over all."""
+    active, some = ActiveAt(film), 0
+    for at, stretch, board in boards(film, np.arange(film.position)):
+        holding = active.at(at)
+        for place in range(len(stretch.bands)):
+            live = (board.codes[place] == LIVE) | (board.codes[place] == FIXED)
+            takers = board.takers[place][live]
+            cached = int(np.count_nonzero(~holding[takers]))
+            assert cached == dict(zip(COUNTS, _counts(stretch, place, at), strict=True))["cached"], f"step {at}"
+            some += cached
+    return some
 
 
 def _plain(block: Any) -> bytes:

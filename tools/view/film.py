@@ -8,7 +8,7 @@ rank's, one mark says so in each epoch; where no rank could apply a step, its ep
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from journal.records import INPUT_KINDS, Closed, Digested, Divergence, Kind, Ope
 from journal.snapshots import Body, Header
 from tools.view.arena import COUNTS, Arena
 from tools.view.requests import Requests
-from tools.view.units import MOVED, BlockWriter, Changes, Mask
+from tools.view.units import BlockWriter, Mask
 from tools.why.words import sentence
 
 NS_PER_US = 1_000
@@ -36,6 +36,7 @@ STEP_COLUMNS = (
     *("taken", "freed", "moved", "moved_bytes", "copied", "rebound", "flushes", "uses"),
 )
 """`took_us` is 0 where no report came; units by op, over all bands; `moved` units of all stages."""
+NOTED_COLUMNS = tuple(name for name in STEP_COLUMNS if name not in ("moved", "moved_bytes"))
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class Film:
         self._place: dict[int, int] = {}  # positions of this epoch's steps that have no report
         self._parted = False  # this epoch has its mark of digests that differ
         self._closed = True
-        self._others = {
+        self._others: dict[int, Callable[[Record], None]] = {
             Kind.OPENED: self._opened,
             Kind.CLOSED: self._closed_life,
             Kind.DIVERGED: self._diverged,
@@ -138,7 +139,7 @@ class Film:
             self._show(record)
         self.records += 1
         self.last_sequence = record.sequence
-        known = self._others.get(Kind(record.kind))
+        known = self._others.get(record.kind)
         if known is not None:
             known(record)
         elif record.kind in INPUT_KINDS:
@@ -260,18 +261,16 @@ class Film:
         arena = self._arena
         if arena is None or step.epoch != self._epoch:
             return
-        if self._shows and self.writer.full:
-            self.writer.begin(self.position, arena.frame())
         try:
-            changes = arena.apply(step, self.requests)
+            arena.apply(step, self.requests)
         except Exception as error:
             self._mark("differs", f"no rank could apply step {step.seq}: {type(error).__name__}: {error}")
             self._epoch_over("a step that no rank could apply")
             return
         if self._shows:
-            self.writer.add(changes)
-            arena.count(self.stretches[-1].counts)
-            self._note(record, step, decodes, self._moved(changes, arena))
+            self._note(record, step, decodes)
+        if arena.full or arena.steps >= self.writer.room:
+            self._settle(arena)
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -283,6 +282,8 @@ class Film:
 
     def _show(self, first: Record | None) -> None:
         """What follows is shown, `first` first; what was before is where it begins."""
+        if self._arena is not None:
+            self._arena.settle(self.requests)
         self._shows = True
         now_ns = getattr(first.decode(), "now_ns", None) if first is not None else None  # a step has no time
         if now_ns is not None:
@@ -301,6 +302,7 @@ class Film:
         """An epoch's arena is shown from here on."""
         self._arena, self._parted = arena, False
         self._place.clear()
+        self.requests.changed.clear()  # the arena knows who runs where it begins
         self._names = [[band.name for band in stage.bands] for stage in arena.geometry.stages]
         if not self._shows:
             return
@@ -315,36 +317,46 @@ class Film:
     def _epoch_over(self, why: str) -> None:
         if self._arena is None:
             return
+        self._settle(self._arena)
         self._arena, self._epoch = None, 0
         self.requests.changed.clear()
         if self._shows:
             self.writer.end()
             self.stretches[-1].end, self.stretches[-1].why = self.position, why
 
-    def _moved(self, changes: Sequence[Changes], arena: Arena) -> tuple[int, int]:
-        """Units and bytes that moved."""
-        units = [int(np.count_nonzero(change.codes == MOVED)) for change in changes]
-        return sum(units), sum(count * band.unit_bytes for count, (_, band) in zip(units, arena.bands, strict=True))
+    def _settle(self, arena: Arena) -> None:
+        """The steps of the arena's batch, which are noted already, get what they did to its units."""
+        batch = arena.settle(self.requests)
+        if not self._shows or not batch.steps:
+            return
+        self.writer.add(batch.steps, batch.changes)
+        for column, counts in zip(self.stretches[-1].counts, batch.counts, strict=True):
+            column.frombytes(counts.astype(np.int64).tobytes())
+        for name, numbers in (("moved", batch.moved), ("moved_bytes", batch.moved_bytes)):
+            self.steps[name].frombytes(numbers.tobytes())
+        if not self.writer.room:
+            self.writer.begin(self.position, arena.frame())
 
-    def _note(self, record: Record, step: Step, decodes: Mask | None, moved: tuple[int, int]) -> None:
-        """The columns of a step."""
+    def _note(self, record: Record, step: Step, decodes: Mask | None) -> None:
+        """The columns of a step, but for what moves in it."""
         prefill = decoding = rows = 0
         if step.forward is not None and decodes is not None:
             rows, decoding = decodes.size, int(np.count_nonzero(decodes))
             prefill = int(i32(step.forward.counts)[~decodes].sum())
         self._place[step.seq] = self.position
-        numbers = (record.sequence, self.us, 0, step.seq, rows, prefill, decoding)
-        for name, number in zip(STEP_COLUMNS, (*numbers, *op_units(step.ops, *moved)), strict=True):
+        numbers = (record.sequence, self.us, 0, step.seq, rows, prefill, decoding, *op_units(step.ops))
+        for name, number in zip(NOTED_COLUMNS, numbers, strict=True):
             self.steps[name].append(number)
 
 
-def op_units(ops: Sequence[Op], moved: int, moved_bytes: int) -> tuple[int, ...]:
-    """Units that a step's ops take and free, what moved, states copied, units given to other pages, flushes, uses."""
+def op_units(ops: Sequence[Op]) -> tuple[int, ...]:
+    """Units that a step's ops take and free, states copied, units given to other pages, flushes, uses."""
     taken = freed = copied = rebound = flushes = uses = 0
     for op in ops:
-        if isinstance(op, Take | Free):
-            units = sum(len(part.ids) for part in op.parts) // I32.itemsize
-            taken, freed = (taken + units, freed) if isinstance(op, Take) else (taken, freed + units)
+        if isinstance(op, Take):
+            taken += sum(len(part.ids) for part in op.parts) // I32.itemsize
+        elif isinstance(op, Free):
+            freed += sum(len(part.ids) for part in op.parts) // I32.itemsize
         elif isinstance(op, CopyState):
             copied += len(op.targets) // I32.itemsize
         elif isinstance(op, Rebind):
@@ -353,4 +365,4 @@ def op_units(ops: Sequence[Op], moved: int, moved_bytes: int) -> tuple[int, ...]
             flushes += 1
         else:
             uses += 1
-    return taken, freed, moved, moved_bytes, copied, rebound, flushes, uses
+    return taken, freed, copied, rebound, flushes, uses

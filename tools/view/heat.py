@@ -55,7 +55,9 @@ def heat(film: Film, shown: Sequence[Sequence[Piece]]) -> Heat:
     lookers: dict[int, list[list[_BandPoints]]] = {}
     active = ActiveAt(film)
     for at, stretch, board in boards(film, wanted):
-        looks = lookers.setdefault(id(stretch), [_points(stretch, stage, shown[stage]) for stage in range(len(shown))])
+        if id(stretch) not in lookers:
+            lookers[id(stretch)] = [_points(stretch, stage, shown[stage]) for stage in range(len(shown))]
+        looks = lookers[id(stretch)]
         column = int(np.searchsorted(wanted, at))
         holding = active.at(at)
         for stage, bands in enumerate(looks):

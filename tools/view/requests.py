@@ -13,10 +13,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from allocator.columns import i32
+from allocator.columns import Int32s, i32
 from daemon.core.inputs import Arrived
 from daemon.core.outputs import Decided
-from daemon.core.reasons import Verdict
+from daemon.core.reasons import WAITS_AGAIN, Verdict
 from ipc.messages import EXPLICIT, SAMPLE, Forward
 from tools.view.units import Mask
 
@@ -34,6 +34,7 @@ class Phase(IntEnum):
     OVER = 7
 
 
+FIRST_ROWS = 64  # columns by row grow from here
 LANES_MAX = 160  # more are too thin to be told apart
 
 HOLDS = (Phase.PREFILL, Phase.DECODE, Phase.PARKED)
@@ -41,10 +42,9 @@ HOLDS = (Phase.PREFILL, Phase.DECODE, Phase.PARKED)
 GO_TO: dict[str, Phase] = {
     Verdict.ADMITTED: Phase.PREFILL,
     Verdict.PARKED: Phase.PARKED,
+    **dict.fromkeys(WAITS_AGAIN, Phase.WAITING),  # from the queue, behind whatever it has by now
     Verdict.RETRACTED: Phase.RETRACTED,
     Verdict.REQUEUED: Phase.REQUEUED,
-    Verdict.RECOVERED: Phase.WAITING,
-    Verdict.RESUMED: Phase.WAITING,  # its client had other tokens: it goes on behind those, from the queue
     Verdict.ENDED: Phase.OVER,
 }
 """Where a decision about a request takes it; UNPARKED takes it back to where it was."""
@@ -94,8 +94,9 @@ class Requests:
         self.active = np.zeros(1024, np.bool_)  # by number: holds memory as a running request
         self.changed: list[tuple[int, bool]] = []  # who began or ended to hold memory; the reader takes and clears it
         self._on_row: dict[int, Life] = {}
-        self._prefilling: set[int] = set()  # rows
-        self._sampled = np.zeros(64, np.bool_)  # by row: its request sampled since it has the row
+        self._number_on = np.zeros(FIRST_ROWS, np.int32)  # by row: its request, 0: none
+        self._prefilling = np.zeros(FIRST_ROWS, np.bool_)  # by row
+        self._sampled = np.zeros(FIRST_ROWS, np.bool_)  # by row: its request sampled since it has the row
 
     def decided(self, decided: Decided, arrived: Arrived | None, at: int, us: int) -> None:
         """A decision about a request; `arrived` is the newest arrival."""
@@ -139,20 +140,17 @@ class Requests:
         since stages get their tokens spelled out.
         """
         rows, flags = i32(forward.rows), np.frombuffer(forward.flags, np.uint8)
-        most = int(rows.max(initial=0))
-        if most >= self._sampled.size:
-            self._sampled = np.concatenate([self._sampled, np.zeros(most + 1, np.bool_)])
+        self._make_rows(int(rows.max(initial=0)))
         decodes: Mask = self._sampled[rows] | ((flags & EXPLICIT) == 0)
         self._sampled[rows[(flags & SAMPLE) != 0]] = True
-        if self._prefilling:
-            for row in rows[decodes].tolist():
-                if row in self._prefilling:
-                    self._go(self._on_row[row], Phase.DECODE, at, us)
+        for row in rows[decodes & self._prefilling[rows]].tolist():
+            self._go(self._on_row[row], Phase.DECODE, at, us)
         return decodes
 
-    def on_rows(self, rows: list[int]) -> list[int]:
+    def on_rows(self, rows: Int32s) -> Int32s:
         """The numbers of the requests on these rows, 0 where none is known."""
-        return [life.number if (life := self._on_row.get(row)) is not None else 0 for row in rows]
+        self._make_rows(int(rows.max(initial=0)))
+        return self._number_on[rows]
 
     def daemon_ended(self, at: int, us: int) -> None:
         """The daemon's life is over: nobody has a row, and who has no end is away."""
@@ -213,15 +211,24 @@ class Requests:
     def _sit(self, life: Life, row: int) -> None:
         self._stand(life)
         life.row = row
-        self._on_row[row] = life
-        if row < self._sampled.size:
-            self._sampled[row] = False
+        self._make_rows(row)
+        self._on_row[row], self._number_on[row], self._sampled[row] = life, life.number, False
 
     def _stand(self, life: Life) -> None:
-        self._prefilling.discard(life.row)
-        if self._on_row.get(life.row) is life:
-            del self._on_row[life.row]
+        if life.row >= 0:
+            self._prefilling[life.row] = False
+            if self._on_row.get(life.row) is life:
+                del self._on_row[life.row]
+                self._number_on[life.row] = 0
         life.row = -1
+
+    def _make_rows(self, most: int) -> None:
+        size = self._sampled.size
+        if most >= size:
+            more = max(most, size)
+            self._number_on = np.concatenate([self._number_on, np.zeros(more, np.int32)])
+            self._prefilling = np.concatenate([self._prefilling, np.zeros(more, np.bool_)])
+            self._sampled = np.concatenate([self._sampled, np.zeros(more, np.bool_)])
 
     def _go(self, life: Life, phase: Phase, at: int, us: int) -> None:
         if phase == Phase.PARKED and life.phase != Phase.PARKED:
@@ -229,10 +236,8 @@ class Requests:
         life.phase = phase
         if phase not in HOLDS:
             self._stand(life)
-        elif phase == Phase.PREFILL:
-            self._prefilling.add(life.row)
-        else:
-            self._prefilling.discard(life.row)
+        elif life.row >= 0:
+            self._prefilling[life.row] = phase == Phase.PREFILL
         self._hold(life.number, phase in HOLDS)
         if phase in HOLDS and life.held_at < 0:
             life.held_at = at

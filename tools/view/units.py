@@ -1,7 +1,7 @@
 """Units: what became of every unit of every band from one step to the next, as exact changes.
 
-Owns the watching of a stage's chain and the form in which changes are packed. Must never decide anything or change the
-chain. Invariant: `Board` with all changes of a block applied, up to any step of it, is the chain's state behind it.
+Owns the form in which changes are packed. Must never look at a chain. Invariant: `Board` with all changes of a block
+applied, up to any step of it, is the chain's state behind it.
 
 A block is a frame (all that is not beyond when it begins) and the changes of up to BLOCK_STEPS steps. For every band
 that a stage stores, in order of stages and bands, it has five columns: how many changes the frame and each step have,
@@ -18,11 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.columns import Bytes8s, Int32s
-from allocator.physical.band import Band
-from allocator.physical.chain import PhysicalChain
+from allocator.columns import Bytes8s, Int32s, Int64s
 from allocator.physical.units import BEYOND, LIVE, STATE_NAMES
-from tools.replica import StageReplica
 from tools.view.pack import Column, Numbers, pack_columns, read_columns, squeeze, unsqueeze
 
 FIXED = len(STATE_NAMES)
@@ -36,31 +33,16 @@ BLOCK_CHANGES = 400_000  # a block ends early, so that a page has any step withi
 Mask = NDArray[np.bool_]
 
 
-class Watched(StageReplica):
-    """A stage whose units can be seen."""
-
-    @property
-    def chain(self) -> PhysicalChain:
-        """The physical chain: to be read."""
-        return self._chain
-
-    def stored(self) -> list[Band]:
-        """The bands that this stage stores, in chain order."""
-        return list(self._chain._stored)
-
-
 class Changes(NamedTuple):
-    """What changed in one band in one step. `ids` and `takers` have an entry for each that is live now.
-
-    `left`: takers of the units that were live and are not, or are another's now. `fixed`: how many more are fixed.
+    """What changed in one band in a run of steps: how much in each, then all of it. `ids` and `takers` have an entry
+    for each that is live then.
     """
 
+    counts: Int64s
     positions: Int32s
     codes: Bytes8s
     ids: Int32s
     takers: Int32s
-    left: Int32s
-    fixed: int
 
 
 def is_live(codes: Bytes8s) -> Mask:
@@ -69,109 +51,15 @@ def is_live(codes: Bytes8s) -> Mask:
     return live
 
 
-class BandWatch:
-    """One band of one stage as it was behind the step before."""
-
-    def __init__(self, band: Band) -> None:
-        units = band.units
-        self._band = band
-        self._codes = np.full(units.capacity, BEYOND, np.uint8)
-        self._ids = np.zeros(units.capacity, np.int32)
-        self._takers = np.zeros(units.capacity, np.int32)
-        self._places = np.full(units.unit_of.size, -1, np.int32)  # position of each id that was live
-        self._bound_now = np.zeros(units.unit_of.size, np.bool_)
-        self._begin = self._end = 0
-
-    def changes(self, bound: Sequence[Int32s], taker_of: Int32s) -> Changes:
-        """What the newest step changed; `bound` are the ids that it bound, `taker_of` the request of each id."""
-        units = self._band.units
-        low, high = min(units.begin, self._begin), max(units.frontier, self._end)
-        if units.begin == units.frontier:
-            low, high = self._begin, self._end
-        elif self._begin == self._end:
-            low, high = units.begin, units.frontier
-        now, before = units.state[low:high], self._codes[low:high]
-        if self._band.ledger.uses:
-            now = self._with_fixed(now, low)
-        live = is_live(now)
-        other = now != before
-        other |= live & (units.holder[low:high] != self._ids[low:high])
-        for some in bound:  # freed and taken in one step, an id may be where it was, and another's
-            places = units.positions(some[units.bound(some)])
-            other[places - low] |= taker_of[units.holder[places]] != self._takers[places]
-        at = (np.flatnonzero(other) + low).astype(np.int32)
-        codes, bound_at = now[at - low], live[at - low]
-        ids = units.holder[at][bound_at]
-        old = self._codes[at]
-        left, fixed = self._takers[at[is_live(old)]], int((codes == FIXED).sum()) - int((old == FIXED).sum())
-        takers = taker_of[ids]
-        shown = codes.copy()
-        shown[bound_at] = np.where(self._moved(at[bound_at], ids, bound), MOVED, codes[bound_at])
-        self._note(at, codes, bound_at, ids, takers)
-        self._begin, self._end = units.begin, units.frontier
-        return Changes(at, shown, ids, takers, left, fixed)
-
-    def frame(self) -> Changes:
-        """All that is not beyond, as changes to an empty band."""
-        at = np.flatnonzero(self._codes != BEYOND).astype(np.int32)
-        codes = self._codes[at]
-        live = at[is_live(codes)]
-        return Changes(at, codes, self._ids[live], self._takers[live], live[:0], 0)
-
-    def _moved(self, at: Int32s, ids: Int32s, bound: Sequence[Int32s]) -> Mask:
-        """Which live units came from elsewhere, and not by an op that bound their id."""
-        for some in bound:
-            self._bound_now[some] = True
-        places = self._places[ids]
-        moved: Mask = (places >= 0) & (places != at) & ~self._bound_now[ids]
-        for some in bound:
-            self._bound_now[some] = False
-        return moved
-
-    def _note(self, at: Int32s, codes: Bytes8s, bound_at: Mask, ids: Int32s, takers: Int32s) -> None:
-        gone = self._ids[at[is_live(self._codes[at])]]
-        self._places[gone] = -1
-        self._codes[at] = codes
-        self._ids[at], self._takers[at] = 0, 0
-        self._ids[at[bound_at]], self._takers[at[bound_at]] = ids, takers
-        self._places[ids] = at[bound_at]
-
-    def _with_fixed(self, now: Bytes8s, low: int) -> Bytes8s:
-        live = np.flatnonzero(now == LIVE)
-        pinned = self._band.ledger.on_transfer((live + low).astype(np.int32))
-        if pinned is None or not pinned.any():
-            return now
-        shown = now.copy()
-        shown[live[pinned]] = FIXED
-        return shown
-
-
 @dataclass(slots=True)
 class _Growing:
-    """The columns of one band in the block that is being filled."""
+    """The changes of one band in the block that is being filled."""
 
-    counts: list[int] = field(default_factory=list)
-    positions: list[Int32s] = field(default_factory=list)
-    codes: list[Bytes8s] = field(default_factory=list)
-    ids: list[Int32s] = field(default_factory=list)
-    takers: list[Int32s] = field(default_factory=list)
-
-    def add(self, changes: Changes) -> None:
-        self.counts.append(changes.positions.size)
-        if changes.positions.size:
-            self.positions.append(changes.positions)
-            self.codes.append(changes.codes)
-            self.ids.append(changes.ids)
-            self.takers.append(changes.takers)
+    changes: list[Changes] = field(default_factory=list)
 
     def columns(self) -> tuple[Column, ...]:
-        return (
-            Column(self.counts),
-            Column(_joined(self.positions), differences=True),
-            Column(_joined(self.codes)),
-            Column(_joined(self.ids)),
-            Column(_joined(self.takers)),
-        )
+        counts, positions, codes, ids, takers = map(np.concatenate, zip(*self.changes, strict=True))
+        return Column(counts), Column(positions, differences=True), Column(codes), Column(ids), Column(takers)
 
 
 class Block(NamedTuple):
@@ -194,21 +82,19 @@ class BlockWriter:
         """Close the block and begin one in front of step `first`, with the state of all bands as it is there."""
         self.end()
         self._first, self._steps, self._changes = first, 0, 0
-        self._bands = [_Growing() for _ in frame]
-        for growing, changes in zip(self._bands, frame, strict=True):
-            growing.add(changes)
+        self._bands = [_Growing([changes]) for changes in frame]
 
-    def add(self, step: Sequence[Changes]) -> None:
-        """The next step's changes."""
-        for growing, changes in zip(self._bands, step, strict=True):
-            growing.add(changes)
-            self._changes += changes.positions.size
-        self._steps += 1
+    def add(self, steps: int, changes: Sequence[Changes]) -> None:
+        """The next steps' changes."""
+        for growing, some in zip(self._bands, changes, strict=True):
+            growing.changes.append(some)
+            self._changes += some.positions.size
+        self._steps += steps
 
     @property
-    def full(self) -> bool:
-        """Whether the next step belongs into another block."""
-        return self._steps >= BLOCK_STEPS or self._changes >= BLOCK_CHANGES
+    def room(self) -> int:
+        """Steps that the block has place for; 0: the next step belongs into another block."""
+        return max(0, BLOCK_STEPS - self._steps) if self._changes < BLOCK_CHANGES else 0
 
     def end(self) -> None:
         """Close the block; one without a step is dropped."""
@@ -276,7 +162,3 @@ class _Read:
             column[at] = spread
         became[became == MOVED] = LIVE
         codes[at] = became
-
-
-def _joined(parts: list[Int32s] | list[Bytes8s]) -> object:
-    return np.concatenate(parts) if parts else ()
