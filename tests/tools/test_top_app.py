@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Footer, Static
 
 from daemon.watch import WatchedLife
 from tests.tools.top_scenes import S, row, told, waiting, watched
@@ -330,3 +331,25 @@ def test_a_small_screen_is_no_error(size: tuple[int, int]) -> None:
         assert scene.app.query_one("#requests").region.height >= 0
 
     play(script, size)
+
+
+def test_a_screen_that_is_too_small_says_what_it_lacks_and_nothing_else() -> None:
+    """Narrow or low, in one line; made larger, the panels are there, and their cursor works."""
+
+    async def script(scene: Scene) -> None:
+        lack = scene.app.query_one("#lack", Static)
+        await scene.see()
+        for size, words in (((20, 30), "too narrow: 20 columns, needs 40"), ((90, 9), "too low: 9 lines, needs 12")):
+            await scene.pilot.resize_terminal(*size)
+            await scene.see(11.0)
+            assert str(lack.render()) == words
+            assert lack.display
+            assert not any(panel.display for panel in (*scene.app.query(Panel), scene.app.query_one(Footer)))
+        await scene.pilot.resize_terminal(40, 12)
+        await scene.see(12.0)
+        assert not lack.display
+        assert "33 live" in scene.text("requests")
+        await scene.pilot.press("down")
+        assert scene.app.page.selected == ROWS[1].request
+
+    play(script, (20, 30))

@@ -20,12 +20,12 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widget import Widget
-from textual.widgets import Footer, Input
+from textual.widgets import Footer, Input, Static
 
 from daemon.watch import Watched, WatchedLife
 from tools.top.feed import Feed, Place
 from tools.top.history import History
-from tools.top.page import Page, Wishes, divide
+from tools.top.page import Page, Wishes, divide, too_small
 from tools.top.palette import CURSOR, GROUND, LINE, SURFACE, TEXT, TITLE
 from tools.top.requests import ORDERS
 from tools.top.screens import HelpScreen, LifeScreen
@@ -126,6 +126,9 @@ class Top(App[None]):
     #requests {{ height: 1fr; }}
     #filter {{ height: 1; border: none; padding: 0 1; background: {CURSOR}; color: {TEXT}; display: none; }}
     #filter.asked {{ display: block; }}
+    #lack {{ display: none; }}
+    Screen.small Panel, Screen.small #filter, Screen.small Footer {{ display: none; }}
+    Screen.small #lack {{ display: block; }}
     Footer {{ background: {SURFACE}; }}
     FooterKey .footer-key--key {{ color: {TITLE}; background: {SURFACE}; }}
     FooterKey .footer-key--description {{ color: {TEXT}; background: {SURFACE}; }}
@@ -167,7 +170,8 @@ class Top(App[None]):
     # --- the page
 
     def compose(self) -> ComposeResult:
-        """Panel by panel."""
+        """Panel by panel; `lack` is all that a screen shows which is too small for them."""
+        yield Static(id="lack")
         for name in ("head", "rates", "arena"):
             yield Panel(name, self._draw)
         yield Table("requests", self._draw)
@@ -210,8 +214,12 @@ class Top(App[None]):
         self._divide()
 
     def _divide(self) -> None:
-        """Give each panel its lines, and draw."""
-        footer = 1
+        """Give each panel its lines, and draw; where there is no room for them, say so instead."""
+        lack, page, footer = too_small(self.size.width, self.size.height), self.screen_stack[0], 1
+        page.set_class(bool(lack), "small")
+        page.query_one("#lack", Static).update(lack)
+        if lack:
+            return
         part = divide(self.page.history, self.size.width - 2, self.size.height - footer)
         for name, lines in (("head", part.head), ("rates", part.rates), ("arena", part.arena)):
             panel = self.query_one(f"#{name}")

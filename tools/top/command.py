@@ -31,10 +31,11 @@ from ipc.keys import load_client_keys
 from tools.output import OutputLost, printing
 from tools.top.feed import NoAnswer, Place, first
 from tools.top.history import History
-from tools.top.page import Page, Wishes
+from tools.top.page import LINES_LEAST, WIDTH_LEAST, Page, Wishes, too_small
 from tools.top.requests import ORDERS
 
 FAILED, USAGE = 1, 2
+WIDTH_MOST, LINES_MOST = 500, 300
 
 
 class NotFound(Exception):
@@ -118,8 +119,10 @@ def show_once(history: History, wishes: Wishes, width: int, height: int) -> None
 
 def _size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal() and 40 <= int(width) <= 500 and 12 <= int(height) <= 300):
-        raise argparse.ArgumentTypeError(f"{text!r} is no COLUMNSxLINES from 40x12 to 500x300")
+    numbers = width.isdecimal() and height.isdecimal()
+    if not numbers or too_small(int(width), int(height)) or int(width) > WIDTH_MOST or int(height) > LINES_MOST:
+        sizes = f"{WIDTH_LEAST}x{LINES_LEAST} to {WIDTH_MOST}x{LINES_MOST}"
+        raise argparse.ArgumentTypeError(f"{text!r} is no COLUMNSxLINES from {sizes}")
     return int(width), int(height)
 
 

@@ -23,6 +23,7 @@ DECISIONS_SHARE = 4  # one line in so many of what arena, rates and head leave
 DECISIONS_LEAST = 3  # heading included
 TABLE_LEAST = 6
 SPACIOUS_FROM = 36  # lines from which panels stand apart
+WIDTH_LEAST, LINES_LEAST = 40, 12  # of a frame in which every panel says something
 
 
 @dataclass(slots=True)
@@ -46,6 +47,13 @@ class Division:
     requests: int
     decisions: int
     gap: int
+
+
+def too_small(width: int, height: int) -> str:
+    """What a terminal of this size lacks for a frame; nothing where it is large enough."""
+    if width < WIDTH_LEAST:
+        return f"too narrow: {width} columns, needs {WIDTH_LEAST}"
+    return f"too low: {height} lines, needs {LINES_LEAST}" if height < LINES_LEAST else ""
 
 
 def divide(history: History, width: int, height: int) -> Division:
@@ -82,7 +90,10 @@ class Page:
         return framed(self.panels[name](width - 2, height), width)[:height]
 
     def frame(self, width: int, height: int) -> list[Text]:
-        """One frame, every panel of it."""
+        """One frame, every panel of it; where there is no room for them, one line that says so."""
+        lack = too_small(width, height)
+        if lack:
+            return [Text(lack)]
         part, found = divide(self.history, width - 2, height), list[Text]()
         for name in self.panels:
             found += self.panel(name, width, getattr(part, name)) + [Text("")] * part.gap
