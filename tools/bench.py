@@ -21,6 +21,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "the allocator's two chains: microseconds a call, bytes moved, bookkeeping",
     ),
     "serve": ("tools.bench_serve", "a server over HTTP: tokens per second and latencies at given concurrencies"),
+    "cancels": (
+        "tools.bench_cancels",
+        "many requests cancelled at once: what streams that go on notice of it, and whether each ends once",
+    ),
     "idle": ("tools.bench_idle", "processor time of all processes of a server that has nothing to do"),
     "floor": ("tools.bench_floor", "a decode step beside the bare products of the model's shapes"),
     "kernels": ("tools.bench_kernels", "the kernels of this machine, beside a measured copy and a measured product"),
