@@ -25,21 +25,20 @@ from rich.table import Table
 
 from daemon.processes import collect_seldom
 from journal.divergence import Divergence, requests_in_words
-from journal.errors import JournalError
-from journal.reader import Walk, readable_segments
+from journal.reader import Walk
 from journal.replay import Verdict, check
-from journal.segment import load_header, segment_behind
-from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
-from journal.storage import DiskStorage
+from journal.segment import segment_behind
+from journal.snapshots import snapshot_names
+from tools.beginnings import start_of
 from tools.ends import DAMAGED, DONE, NO, codes, ended
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell
+from tools.reading_flags import add_directory, add_json, number
 from tools.replay_processes import RemoteRanks, Usage, usage
 from tools.replica import factories
 from tools.tables import print_table
 
 ELSEWHERE = {"diff": "tools.replay_diff", "plant": "tools.planted.command"}  # commands with modules of their own
-DIGITS_MAX = 19  # of a number of a record or a request
 
 
 def replay_directory(
@@ -51,7 +50,7 @@ def replay_directory(
     Raises NoJournal, Foreign and JournalError; damage behind what was replayed is the verdict's.
     """
     storage = open_directory(directory)
-    start, notes = start_of(storage, until, from_snapshot)
+    start, notes = start_of(storage, until, from_snapshot, "replay")
     if from_snapshot and start is None:
         before = f" behind a record before {until}" if until and snapshot_names(storage.names()) else ""
         notes.append(f"there is no {'other ' if notes else ''}snapshot{before}: replay begins at the start")
@@ -67,34 +66,6 @@ def replay_directory(
     verdict.notes[:0] = notes
     verdict.notes.extend(f"the end is torn, replayed up to there: {cut.text()}" for cut in walk.cuts())
     return verdict
-
-
-def start_of(
-    storage: DiskStorage, until: int | None, from_snapshot: bool
-) -> tuple[tuple[Header, Body] | None, list[str]]:
-    """The snapshot at which replay begins, None: the start, and notes about it and those that cannot be used."""
-    row, notes = readable_segments(storage), list[str]()
-    oldest = load_header(storage, next(iter(row.values())))
-    trimmed = next(iter(row)) > 1 and oldest is not None and bool(snapshot_names(storage.names()))
-    if not trimmed and not from_snapshot:
-        return None, notes
-    least = oldest.first_sequence - 1 if trimmed and oldest is not None else 0
-    names = [
-        (at, name) for at, name in snapshot_names(storage.names()).items() if at >= least and at < (until or at + 1)
-    ]
-    for sequence, name in reversed(names) if from_snapshot else names:
-        try:
-            header, body = load(storage, name)
-        except SnapshotUnusable as error:
-            notes.append(f"not used: {error}")
-            continue
-        what = "what is older was trimmed" if trimmed and not from_snapshot else "as asked"
-        notes.append(f"replay begins at the snapshot behind record {sequence}: {what}")
-        return (header, decode_body(body)), notes
-    if trimmed:
-        sought = f" behind a record below {until}" if until else ""
-        raise JournalError("; ".join([f"what is older was trimmed, and no snapshot{sought} can be used", *notes]))
-    return None, notes
 
 
 def state_of(verdict: Verdict) -> dict[str, Any]:
@@ -255,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "every decision, step and digest must come out as recorded"
     checking = commands.add_parser("check", help=about, epilog=codes("replay check"))
     until = commands.add_parser("until", help="stop behind a record and show the state", epilog=codes("replay until"))
-    until.add_argument("sequence", type=_sequence, metavar="SEQUENCE", help="the last record to replay, from 1")
+    until.add_argument("sequence", type=number, metavar="SEQUENCE", help="the last record to replay, from 1")
     for command in (checking, until):
         command.add_argument("--from-snapshot", action="store_true", help="begin at the newest snapshot, not the start")
         command.add_argument(
@@ -265,20 +236,9 @@ def _parser() -> argparse.ArgumentParser:
             default=min(2, cores()),
             help="2: the ranks' half in a process of its own [as many as there are cores]",
         )
-    for command in (checking, until):
-        command.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
-        command.add_argument("--json", action="store_true", help="print one JSON object")
+        add_directory(command)
+        add_json(command)
     return parser
-
-
-def _sequence(text: str) -> int:
-    return _number(text, "record")
-
-
-def _number(text: str, what: str) -> int:
-    if not text.isdecimal() or len(text) > DIGITS_MAX or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}; they are numbered from 1")
-    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -33,9 +33,10 @@ from journal.divergence import diverged, requests_in_words
 from journal.holders import Holders
 from journal.reader import Record, Walk
 from journal.records import INPUT_KINDS, Kind, Opened
-from tools.ends import DONE, NO, Refused, codes, ended
+from tools.ends import DONE, NO, Refused, ended
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell
+from tools.reading_flags import DIRECTORY, add_json, reading_parser
 
 INPUTS, DECISIONS, STEPS = "inputs", "decisions", "steps"
 STREAMS = (INPUTS, DECISIONS, STEPS)
@@ -497,18 +498,14 @@ def _list(say: Any, title: str, lines: list[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bandmaster replay diff",
-        description="Two journals side by side: the first thing that differs.",
-        epilog=codes("replay diff"),
-    )
-    parser.add_argument("left", metavar="A", help="a journal directory, or a run directory that holds one")
+    parser = reading_parser("replay diff", "Two journals side by side: the first thing that differs.")
+    parser.add_argument("left", metavar="A", help=DIRECTORY)
     parser.add_argument("right", metavar="B", nargs="?", help="another one [A itself, for two of its lives]")
     parser.add_argument("--life", metavar="N[,M]", default="", help="only this life of both, or N of A and M of B")
     parser.add_argument("--times", action="store_true", help="times, ticks and acknowledgements count too")
     parser.add_argument("--names", action="store_true", help="ids and front ends count too")
     parser.add_argument("--context", type=int, default=5, metavar="N", help="records that are shown around it [5]")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     return parser
 
 

@@ -10,7 +10,6 @@ else, nor a thing on doubt. May run beside the daemon that writes the journal, a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +19,10 @@ from journal.reader import Walk
 from journal.replay import check
 from journal.snapshots import Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage, Storage
-from tools.ends import DONE, NO, Failed, codes, ended
+from tools.ends import DONE, NO, Failed, ended
 from tools.journal_files import ReadingProgress, open_directory
 from tools.output import because, tell
+from tools.reading_flags import add_directory, add_json, reading_parser
 from tools.replay import divergence_in_words
 from tools.replica import factories
 
@@ -143,14 +143,10 @@ def _plain(found: Trimming, dry: bool) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster trim`."""
-    parser = argparse.ArgumentParser(
-        prog="bandmaster trim",
-        description="Delete the segments that two snapshots prove to be no longer needed.",
-        epilog=codes("trim"),
-    )
-    parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+    parser = reading_parser("trim", "Delete the segments that two snapshots prove to be no longer needed.")
+    add_directory(parser)
     parser.add_argument("--dry-run", action="store_true", help="check and say what would go, delete nothing")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     options = parser.parse_args(argv)
 
     def run() -> int:

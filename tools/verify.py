@@ -8,7 +8,6 @@ codes: `tools.ends`. Bytes that an earlier opening cut off and kept beside (`.cu
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from typing import Any
 
@@ -19,9 +18,10 @@ from journal.opening import CUT_SUFFIX
 from journal.reader import Walk
 from journal.records import Kind
 from journal.recovery import Decision
-from tools.ends import DAMAGED, DONE, codes, ended
+from tools.ends import DAMAGED, DONE, ended
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell
+from tools.reading_flags import add_directory, add_json, reading_parser
 from tools.tables import print_table
 
 
@@ -85,11 +85,9 @@ def _show(result: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """`bandmaster verify`."""
-    parser = argparse.ArgumentParser(
-        prog="bandmaster verify", description="Check a journal's checksums and links.", epilog=codes("verify")
-    )
-    parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser = reading_parser("verify", "Check a journal's checksums and links.")
+    add_directory(parser)
+    add_json(parser)
     options = parser.parse_args(argv)
 
     def run() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ from ipc.messages import SAMPLE, Generate, ModelFacts, Sampling, Step
 from ipc.packing import pack
 from journal.opening import open_journal
 from journal.records import DECISION_VERSION, SCHEMA_VERSION, Closed, Digested, Kind, Opened, Snapshotted, encode
-from journal.storage import Storage
+from journal.storage import DiskStorage, Storage
 from journal.writer import JournalSettings
 from tests.journal.helpers import ID
 
@@ -297,3 +298,31 @@ class World:
         totals = {name: value for name, value in gauges.items() if name.endswith("_total")}
         self.writer.append(Closed(self.now(), "drained", totals, self.core.state_digest()))
         self.writer.close()
+
+
+def two_lives(
+    directory: Path,
+    seeds: tuple[int, int],
+    counts: tuple[int, int, int],
+    made: type[World] = World,
+    arrivals: float = 0.3,
+    closes: bool = True,
+    **more: Any,
+) -> Path:
+    """A journal: a life of two epochs that is cut off, and another, with so many iterations each; its directory."""
+    first = made(DiskStorage(directory), seeds[0], "first", **more)
+    for epoch, count in enumerate(counts[:2], start=1):
+        if epoch == 2:
+            first.end_epoch(1)
+            first.begin_epoch(2)
+        for _ in range(count):
+            first.iterate(arrivals)
+    first.writer.sync()
+    first.writer.close()
+    first.writer.storage.unlock()
+    second = made(DiskStorage(directory), seeds[1], "second", **more)
+    for _ in range(counts[2]):
+        second.iterate(arrivals)
+    second.close() if closes else second.writer.close()
+    second.writer.storage.unlock()
+    return directory

@@ -112,6 +112,10 @@ class Book:
         """Who disagrees, and the words."""
         return [(one.between, one.text) for one in self.check().findings.kept]
 
+    def said(self, between: str) -> list[str]:
+        """What is told of one side."""
+        return [text for who, text in self.found() if who == between]
+
 
 def sound() -> Book:
     """Two lives in which everything agrees: refused, of several choices, cut off, taken over, sent again."""
@@ -153,7 +157,7 @@ def test_every_equation_is_held_over_every_scrape() -> None:
     book = sound()
     wrong = book.scrapes[1].account._replace(refused=2, live=1)
     book.scrapes[1] = book.scrapes[1]._replace(account=wrong)
-    said = [text for between, text in book.found() if between == "metrics"]
+    said = book.said("metrics")
     assert "received is 6, refused + accepted is 5" in said
     assert "accepted + recovered is 3, ended + live is 2" in said
     assert "live is 1, waiting + holding is 2" in said
@@ -273,7 +277,7 @@ def test_the_journal_is_held_against_itself() -> None:
     book.end(5)
     book.end(5)
     book.close(received=9, refused=3, accepted=1, finished=1)
-    said = [text for between, text in book.found() if between == "journal"]
+    said = book.said("journal")
     assert "request 'r1' of fe arrived and was not decided about" in said
     assert "request 'bad' has 3 choices, its decision says 1" in said
     assert "request 5 is accepted, 1 is the next number" in said

@@ -50,8 +50,8 @@ def test_concurrencies_must_be_positive(text: str) -> None:
         (bench_core.main, ["--running", "4,0"], "'4,0'"),
         (bench_core.main, ["--steps", "0"], "--steps 0"),
         (bench_idle.main, ["--seconds", "-1"], "--seconds -1"),
-        (replay.main, ["until", "0", "nowhere"], "'0' is no record"),
-        (replay.main, ["until", "-5", "nowhere"], "'-5' is no record"),
+        (replay.main, ["until", "0", "nowhere"], "'0' is no number of a record"),
+        (replay.main, ["until", "-5", "nowhere"], "'-5' is no number of a record"),
         (worlds.main, ["--seeds", "-5:1"], "--seeds -5:1: give A:B, whole numbers from 0"),
     ],
 )

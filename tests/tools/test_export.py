@@ -22,7 +22,7 @@ from journal.reader import Record, read_records
 from journal.records import Kind
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings
-from tests.journal.world import World
+from tests.journal.world import two_lives
 from tools.export import command
 from tools.export.plain import plain
 from tools.incident import command as incident
@@ -33,20 +33,7 @@ SMALL = JournalSettings(segment_bytes=16 << 10)
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two lives, the first cut off in its second epoch, over several segments."""
-    directory = tmp_path_factory.mktemp("lived")
-    first = World(DiskStorage(directory), 4, "first", SMALL)
-    for _ in range(60):
-        first.iterate()
-    first.end_epoch(1)
-    first.begin_epoch(2)
-    for _ in range(20):
-        first.iterate()
-    first.writer.close()
-    second = World(DiskStorage(directory), 5, "second", SMALL)
-    for _ in range(40):
-        second.iterate()
-    second.close()
-    return directory
+    return two_lives(tmp_path_factory.mktemp("lived"), (4, 5), (60, 20, 40), settings=SMALL)
 
 
 def exported(directory: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int = 0) -> list[dict[str, Any]]:

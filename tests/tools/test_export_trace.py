@@ -17,7 +17,7 @@ from journal.reader import read_records
 from journal.records import Kind
 from journal.storage import DiskStorage
 from journal.writer import JournalSettings
-from tests.journal.world import World
+from tests.journal.world import World, two_lives
 from tests.tools.why_scenes import crowd
 from tools import replay, trim
 from tools.export import command
@@ -31,20 +31,7 @@ Trace = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two lives on two stages, the first with lost ranks and cut off."""
-    directory = tmp_path_factory.mktemp("lived")
-    first = World(DiskStorage(directory), 4, "first", SMALL)
-    for _ in range(60):
-        first.iterate(0.5)
-    first.end_epoch(1)
-    first.begin_epoch(2)
-    for _ in range(30):
-        first.iterate()
-    first.writer.close()
-    second = World(DiskStorage(directory), 5, "second", SMALL)
-    for _ in range(40):
-        second.iterate(0.5)
-    second.writer.close()
-    return directory
+    return two_lives(tmp_path_factory.mktemp("lived"), (4, 5), (60, 30, 40), arrivals=0.5, closes=False, settings=SMALL)
 
 
 @pytest.fixture(scope="module")

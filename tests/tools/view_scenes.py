@@ -14,7 +14,7 @@ from daemon.core.inputs import EpochBegan
 from journal.reader import Walk
 from journal.records import Kind, Opened
 from journal.storage import DiskStorage
-from tests.journal.world import World
+from tests.journal.world import World, two_lives
 from tests.tools.simulate_world import conversations, write
 from tools.replica import StageReplica
 from tools.simulate import command
@@ -44,22 +44,7 @@ class Dated(World):
 
 def troubled(directory: Path, snapshot_bytes: int = 0, made: type[World] = World) -> Path:
     """Two lives on two stages: the first loses an epoch and is cut off, the second closes."""
-    world = made(DiskStorage(directory), 3, "a", snapshot_bytes=snapshot_bytes)
-    for _ in range(60):
-        world.iterate()
-    world.end_epoch(1)
-    world.begin_epoch(2)
-    for _ in range(60):
-        world.iterate()
-    world.writer.sync()
-    world.writer.close()
-    world.writer.storage.unlock()
-    second = made(DiskStorage(directory), 4, "b", snapshot_bytes=snapshot_bytes)
-    for _ in range(60):
-        second.iterate()
-    second.close()
-    second.writer.storage.unlock()
-    return directory
+    return two_lives(directory, (3, 4), (60, 60, 60), made, snapshot_bytes=snapshot_bytes)
 
 
 class Seen(NamedTuple):

@@ -24,9 +24,10 @@ from tools.accounts.check import Result
 from tools.accounts.directory import alive, check_directory, scrape_for, scrape_socket
 from tools.accounts.metrics_side import Scrape
 from tools.accounts.show import as_json, show
-from tools.ends import DONE, NO, Refused, codes, ended
+from tools.ends import DONE, NO, Refused, ended
 from tools.journal_files import open_directory
 from tools.output import because, tell
+from tools.reading_flags import add_json, reading_parser
 from tools.tables import print_table
 
 EVERY_S = 0.5
@@ -38,12 +39,7 @@ class BadUsage(Refused):
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="bandmaster accounts",
-        description=(__doc__ or "").split("\n")[0],
-        epilog=codes("accounts"),
-        allow_abbrev=False,
-    )
+    parser = reading_parser("accounts", (__doc__ or "").split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
     add("directory", nargs="?", default="", metavar="RUN_DIR", help="a run directory, or a journal directory")
     add("--url", default="", metavar="URL", help="a front end of the daemon that runs there; its /metrics is scraped")
@@ -56,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--keep", default="", metavar="DIR", help="where the simulated run stays: a new directory")
     add("--plants", action="store_true", help="plant faults in small simulated worlds; each must be found")
     add("--only", default="", metavar="NAME", help="with --plants: only this one")
-    add("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     return parser
 
 

@@ -18,14 +18,13 @@ from daemon.run_dir import RunDir
 from daemon.snapshots import restore_core
 from ipc.client import DaemonClient
 from ipc.errors import DaemonLost
-from journal.errors import JournalError
-from journal.reader import Walk, readable_segments
-from journal.segment import load_header, segment_behind
-from journal.snapshots import SnapshotUnusable, decode_body, load, snapshot_names
+from journal.reader import Walk
+from journal.segment import segment_behind
 from journal.storage import DiskStorage
 from tools.accounts.check import Checker, Result
 from tools.accounts.log_side import LogLines
 from tools.accounts.metrics_side import NoScrape, Scrape, read_scrape
+from tools.beginnings import start_of
 from tools.ends import Refused
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.own_server import http_get
@@ -87,23 +86,14 @@ def _lines_of(log: Path) -> Iterator[bytes]:
 
 def _begin(storage: DiskStorage, checker: Checker) -> int:
     """Where the journal's beginning was trimmed: go on from the oldest snapshot; the record that it covers, else 0."""
-    row = readable_segments(storage)
-    oldest = load_header(storage, next(iter(row.values())))
-    if next(iter(row)) == 1 or oldest is None:
+    start, notes = start_of(storage, what="counting")
+    if start is None:
         return 0
-    problems = []
-    for sequence, name in snapshot_names(storage.names()).items():
-        if sequence < oldest.first_sequence - 1:
-            continue
-        try:
-            header, body = load(storage, name)
-        except SnapshotUnusable as error:
-            problems.append(str(error))
-            continue
-        checker.begin_at(sequence, header.life, restore_core(decode_body(body).core).state)
-        checker.findings.note(f"counting begins at the snapshot behind record {sequence}: what is older was trimmed")
-        return sequence
-    raise JournalError("; ".join(["what is older was trimmed, and no snapshot can be used", *problems]))
+    header, body = start
+    checker.begin_at(header.sequence, header.life, restore_core(body.core).state)
+    for note in notes:
+        checker.findings.note(note)
+    return header.sequence
 
 
 # --- metrics of a daemon that lives

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from daemon.core.account import Account
-from tools.accounts.journal_side import Told, ended_as
+from tools.accounts.journal_side import ACCOUNT_TOTALS, Told, ended_as
 
 MARKS = (b'"Accepted"', b'"Refused"', b'"Finished"', b'"Opened"', b'"Recovered"', b'"lines_dropped"')
 
@@ -119,15 +119,5 @@ class LogCount:
 
     def account(self) -> Account:
         """The numbers so far; lines do not say who has a row, so all that lives waits here."""
-        counts, live = self.counts, len(self.live) + self.older
-        return Account(
-            received=counts["received"],
-            refused=counts["refused"],
-            accepted=counts["accepted"],
-            recovered=counts["recovered"],
-            finished=counts["finished"],
-            aborted=counts["aborted"],
-            failed=counts["failed"],
-            live=live,
-            waiting=live,
-        )
+        live = len(self.live) + self.older
+        return Account(**{name: self.counts[name] for name in ACCOUNT_TOTALS}, live=live, waiting=live)

@@ -22,7 +22,8 @@ from journal.recovery import Decision
 from journal.segment import segment_behind
 from journal.snapshots import Body, Header
 from journal.storage import DiskStorage
-from tools.ends import DAMAGED, DONE, Refused, codes, ended
+from tools.beginnings import start_of
+from tools.ends import DAMAGED, DONE, Refused, ended
 from tools.export.choice import Choice, Sought, kinds_named
 from tools.export.events import Events
 from tools.export.output import Write, opened
@@ -30,9 +31,7 @@ from tools.export.plain import fields
 from tools.export.tracks import Trace
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.packed_files import PACKERS
-from tools.replay import start_of
-
-DIGITS_MAX = 19
+from tools.reading_flags import add_directory, number, reading_parser
 
 _json = msgspec.json.Encoder()
 
@@ -85,7 +84,7 @@ def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -
     trace, notes = options.format == "perfetto", list[str]()
     start = None
     if trace:  # a journal whose beginning was trimmed begins in the midst of requests: its snapshot says of which
-        start, notes = start_of(storage, None, from_snapshot=False)
+        start, notes = start_of(storage)
     # What happened before the range decides what a request's records are, so only a plain range may skip segments.
     skip = choice.first - 1 if not trace and choice.first > 1 and not choice.request else 0
     first = segment_behind(storage, start[0].sequence if start else skip) if start or skip else 0
@@ -116,17 +115,9 @@ def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -
     return notes, damaged
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > DIGITS_MAX or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a record or request; they begin at 1")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bandmaster export", description="Write a journal in another format.", epilog=codes("export")
-    )
-    parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+    parser = reading_parser("export", "Write a journal in another format.")
+    add_directory(parser)
     parser.add_argument("--format", choices=("jsonl", "perfetto"), default="jsonl", help="default: jsonl")
     parser.add_argument(
         "-o",
@@ -136,9 +127,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"default: stdout; packed by its suffix: {', '.join(PACKERS)}",
     )
     parser.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these, like decided,stepped")
-    parser.add_argument("--request", type=_number, default=0, metavar="N", help="only what is about this request")
-    parser.add_argument("--from", dest="first", type=_number, default=0, metavar="SEQ", help="the first record")
-    parser.add_argument("--to", dest="last", type=_number, default=0, metavar="SEQ", help="the last record")
+    parser.add_argument("--request", type=number, default=0, metavar="N", help="only what is about this request")
+    parser.add_argument("--from", dest="first", type=number, default=0, metavar="SEQ", help="the first record")
+    parser.add_argument("--to", dest="last", type=number, default=0, metavar="SEQ", help="the last record")
     parser.add_argument(
         "--no-arena", dest="arena", action="store_false", help="a trace without units of memory: faster"
     )

@@ -31,7 +31,7 @@ from journal.records import DECISION_VERSION, SCHEMA_VERSION
 from journal.segment import segment_names
 from journal.storage import DiskStorage
 from tools import result_files
-from tools.ends import DAMAGED, DONE, NO, Refused, Unreadable, codes, ended, in_words
+from tools.ends import DAMAGED, DONE, NO, Refused, Unreadable, ended, in_words
 from tools.incident import logs, machine, summary
 from tools.incident.excerpt import Excerpt, beginnings
 from tools.incident.part import SCHEMES, JournalPart, Nothing, fresh_names
@@ -39,6 +39,7 @@ from tools.incident.pseudonyms import Names
 from tools.journal_files import ReadingProgress, open_directory
 from tools.output import OutputLost, tell, to_file
 from tools.packed_files import suffix_of
+from tools.reading_flags import add_json, reading_parser
 from tools.replay import divergence_in_words, replay_directory
 
 LEVEL = 9
@@ -144,16 +145,12 @@ def _bytes(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bandmaster incident",
-        description="Pack journal, logs, metrics and versions of a run, without its prompts.",
-        epilog=codes("incident"),
-    )
+    parser = reading_parser("incident", "Pack journal, logs, metrics and versions of a run, without its prompts.")
     parser.add_argument("directory", metavar="RUN_DIR", help="a run directory, of a live daemon or a dead one")
     parser.add_argument("-o", "--output", default="", metavar="FILE", help="default: incident-TIME.tar.zst, here")
     parser.add_argument("--include-prompts", action="store_true", help="take everything as it is: nothing is redacted")
     parser.add_argument("--last", type=_bytes, default=256 << 20, metavar="SIZE", help="of the journal; default 256MiB")
-    parser.add_argument("--json", action="store_true", help="print the list of contents as one JSON object")
+    add_json(parser, "print the list of contents as one JSON object")
     return parser
 
 

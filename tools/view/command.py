@@ -23,10 +23,11 @@ from journal.records import Kind
 from journal.segment import segment_behind
 from journal.snapshots import snapshot_names
 from journal.storage import DiskStorage
-from tools.ends import DONE, NO, Refused, codes, ended
+from tools.beginnings import start_of
+from tools.ends import DONE, NO, Refused, ended
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell, to_file
-from tools.replay import DIGITS_MAX, start_of
+from tools.reading_flags import add_directory, add_json, number, reading_parser
 from tools.view.browser import check_page
 from tools.view.film import Film
 from tools.view.page import write_page
@@ -169,26 +170,16 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bandmaster view",
-        description="An incident's memory and requests as one HTML file.",
-        epilog=codes("view"),
-    )
-    parser.add_argument("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+    parser = reading_parser("view", "An incident's memory and requests as one HTML file.")
+    add_directory(parser)
     parser.add_argument("-o", dest="out", metavar="FILE", help="the file; without it, DIR's name with .html, here")
-    parser.add_argument("--from", dest="first", type=_number, metavar="SEQUENCE", help="the first record shown")
-    parser.add_argument("--to", dest="last", type=_number, metavar="SEQUENCE", help="the last record shown")
-    parser.add_argument("--request", type=_number, metavar="N", help="only the records of this request's life")
-    parser.add_argument("--json", action="store_true", help="print one JSON object about what was made")
+    parser.add_argument("--from", dest="first", type=number, metavar="SEQUENCE", help="the first record shown")
+    parser.add_argument("--to", dest="last", type=number, metavar="SEQUENCE", help="the last record shown")
+    parser.add_argument("--request", type=number, metavar="N", help="only the records of this request's life")
+    add_json(parser, "print one JSON object about what was made")
     parser.add_argument("--check-browser", action="store_true", help="open it in a browser and compare what it shows")
     parser.add_argument("--browser", metavar="PROGRAM", help="the browser for it; without it, Chromium where found")
     return parser
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > DIGITS_MAX or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a record or request; they are numbered from 1")
-    return int(text)
 
 
 if __name__ == "__main__":

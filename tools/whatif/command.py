@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tools.ends import DONE, Failed, codes, ended
+from tools.ends import DONE, Failed, ended
 from tools.journal_files import open_directory
 from tools.output import tell
 from tools.own_server import ServerFailed
+from tools.reading_flags import add_directory, add_json, reading_parser
 from tools.whatif.answer import answer
 from tools.whatif.changes import DECIDING, parse_changes
 from tools.whatif.show import show
@@ -31,9 +32,10 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     about = "Replay the arrivals of a recorded run under other settings, and compare."
     keys = f"KEY is one of: {', '.join(DECIDING)}. VALUE is as the flag of `bandmaster serve` reads it, or +25%, -10%."
-    parser = argparse.ArgumentParser(prog="bandmaster what-if", description=about, epilog=f"{keys} {codes('what-if')}")
+    parser = reading_parser("what-if", about)
+    parser.epilog = f"{keys} {parser.epilog}"
     add = parser.add_argument
-    add("directory", metavar="DIR", help="a journal directory, or a run directory that holds one")
+    add_directory(parser)
     add("changes", nargs="*", metavar="KEY=VALUE", help="settings to change; none: only how well a replay hits")
     add(
         "--rerun",
@@ -49,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="replays of each kind, each with other small delays, as they were seen; their mean is told and how far "
         f"they lie apart; 1: a single one without delays [{REPLAYS}]",
     )
-    add("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     return parser
 
 

@@ -31,8 +31,8 @@ from journal.records import DECISION_VERSION, INPUT_KINDS, Kind, Opened, Readied
 from journal.segment import segment_behind
 from journal.snapshots import Body, Header
 from journal.storage import DiskStorage
+from tools.beginnings import start_of
 from tools.journal_files import ReadingProgress, refuse_foreign
-from tools.replay import start_of
 from tools.whatif.account import Account
 from tools.whatif.errors import WhatIfError
 from tools.whatif.pace import Samples, Work, work_of
@@ -99,7 +99,7 @@ class Recorded:
 
 def read_journal(storage: DiskStorage, traffic: Traffic, names: bool = False) -> Recorded:
     """Read a whole journal, with `names` of its arrivals; raises WhatIfError, Foreign and JournalError."""
-    start, notes = start_of(storage, None, False)
+    start, notes = start_of(storage)
     walk = Walk(storage, first=segment_behind(storage, start[0].sequence) if start else 0)
     with ReadingProgress(storage, "reading") as seen:
         reader = Reader(traffic, names)
