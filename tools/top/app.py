@@ -220,8 +220,6 @@ class Top(App[None]):
         page.query_one("#lack", Static).update(lack)
         if lack:
             return
-        if self.focused is None and self.screen is page:  # what is not displayed loses the keys
-            page.query_one("#requests").focus()
         part = divide(self.page.history, self.size.width - 2, self.size.height - footer)
         for name, lines in (("head", part.head), ("rates", part.rates), ("arena", part.arena)):
             panel = self.query_one(f"#{name}")
