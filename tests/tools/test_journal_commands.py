@@ -223,6 +223,39 @@ def test_what_cannot_be_read_ends_all_alike(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_segment_that_cannot_be_deleted_is_no_damage(
+    lives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 and one line with the file, which is still there."""
+
+    def refused(self: DiskStorage, name: str) -> None:
+        raise PermissionError(13, "Permission denied", str(self.directory / name))
+
+    place = Path(shutil.copytree(lives, tmp_path / "place"))
+    before = sorted(path.name for path in place.iterdir())
+    monkeypatch.setattr(DiskStorage, "remove", refused)
+    code, out, err = run(["trim", str(place)], capsys)
+    assert (code, out) == (ends.NO, "")
+    assert err == f"bandmaster trim: {place / '0000000001.kvj'} cannot be deleted: Permission denied\n"
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["replay", "plant", "--only", "lost-op"], ends.NO), (["accounts", "--simulate", "10"], ends.USAGE)],
+)
+def test_journals_that_cannot_be_kept_are_no_damage(
+    arguments: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that names the place, no traceback."""
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    got, out, err = run([*arguments, "--keep", str(file / "in")], capsys)
+    assert (got, out) == (code, "")
+    assert str(file) in err
+    assert err.count("\n") == 1
+
+
 def test_the_table_of_exit_codes_has_every_command_that_reads_a_journal(capsys: pytest.CaptureFixture[str]) -> None:
     """And `--help` of each tells its row."""
     told = {row.split(" --")[0] for row in READING} - {"bench replay", "export perfetto", "why list"}
