@@ -8,7 +8,6 @@ turn: products and steps take turns, round by round, and medians are compared.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -22,13 +21,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from daemon.rank.convert import prepare_model
 from daemon.rank.dtypes import BY_NAME
-from daemon.rank.errors import RankError
 from daemon.rank.products import Product
 from daemon.rank.threads import usable_cores
 from daemon.rank.weights import Weights
-from tools.bench_model import Ours, timed
+from tools.bench_model import Ours, Row, add_ours, run, timed
 from tools.tables import print_table
 
 CHUNK_TOKENS = 2048  # a prompt's products run on so many tokens at once
@@ -187,28 +184,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=32, help="steps of each round")
     parser.add_argument("--rounds", type=int, default=3, help="turns of both; medians count")
     parser.add_argument("--threads", type=int, default=0, help="of our steps; 0: as a server chooses")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--model-impl", default="auto", help="auto, native or generic")
-    parser.add_argument("--host-kernels", default="auto", help="auto, torch or compiled")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one object with a list `rows`")
+    add_ours(parser)
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; 1 when the model cannot be loaded."""
-    options = parse(argv)
-    try:
-        directory = prepare_model(options.model or None)
-        rows = measure(directory, options)
-    except RankError as error:
-        sys.stderr.write(f"bandmaster: {error}\n")
-        return 1
-    if options.json:
-        sys.stdout.write(json.dumps({"model": directory.name, "rows": rows}) + "\n")
-    else:
-        show(rows, f"{directory.name}: one step over bare products, {rows[0]['dtype']}")
-    return 0
+
+    def told(rows: list[Row], model: str) -> None:
+        show(rows, f"{model}: one step over bare products, {rows[0]['dtype']}")
+
+    return run(parse(argv), measure, told)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ from tools.rank_driver import Driver
 from tools.reference import Reference
 from tools.tables import print_table
 
+Row = dict[str, Any]
+Measure = Callable[[Path, argparse.Namespace], list[Row]]
+
 ARENA_BYTES = 2 << 30  # taken as it is touched
 PAGE_SIZE = 16
 
@@ -158,18 +161,22 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of each row")
     parser.add_argument("--rounds", type=int, default=3, help="turns of every side; the median counts")
     parser.add_argument("--threads", type=int, default=0, help="threads of both sides; 0: each side's best, measured")
-    parser.add_argument("--dtype", default="auto", help="ours")
     parser.add_argument("--reference-dtype", nargs="*", default=["float32", "bfloat16"], help="dtypes of transformers")
+    add_ours(parser)
+    return parser.parse_args(argv)
+
+
+def add_ours(parser: argparse.ArgumentParser) -> None:
+    """What our side is made with, and how the rows are told."""
+    parser.add_argument("--dtype", default="auto", help="ours")
     parser.add_argument("--model-impl", default="auto", help="auto, native or generic")
     parser.add_argument("--host-kernels", default="auto", help="auto, torch or compiled")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one object with a list `rows`")
-    return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print; 1 when the model cannot be loaded."""
-    options = parse(argv)
+def run(options: argparse.Namespace, measure: Measure, told: Callable[[list[Row], str], None]) -> int:
+    """Measure on the model that is named and print, by `told` with the model's name; 1 when it cannot be loaded."""
     try:
         directory = prepare_model(options.model or None)
         rows = measure(directory, options)
@@ -179,8 +186,15 @@ def main(argv: list[str] | None = None) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"model": directory.name, "rows": rows}) + "\n")
     else:
-        show(rows, f"{directory.name}: {options.prompt_tokens} prompt + {options.tokens} output tokens")
+        told(rows, directory.name)
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; 1 when the model cannot be loaded."""
+    options = parse(argv)
+    lengths = f"{options.prompt_tokens} prompt + {options.tokens} output tokens"
+    return run(options, measure, lambda rows, model: show(rows, f"{model}: {lengths}"))
 
 
 if __name__ == "__main__":
