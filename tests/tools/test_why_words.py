@@ -234,7 +234,7 @@ OTHERS: dict[str, tuple[Decided, Aside, str]] = {
         Aside(),
         "retracted (preempted): it gives up its memory so that request 9 can go on; the next tokens of running requests"
         " lack 3 pages of the 20-token sliding window; why this one of 5 running requests: it has the lowest priority, "
-        "-5 (next in line: request 7, 0); 1 other had been retracted so often that it is spared; " + GAVE,
+        "-5 (next in line: request 7 with 0); 1 other had been retracted so often that it is spared; " + GAVE,
     ),
     "only": (
         retraction(WORK | WHY | {"candidates": 1, "next": 0, "protected": 2}),

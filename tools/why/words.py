@@ -217,10 +217,10 @@ def _chosen(told: Decided) -> str:
         return f"why this one: no other running request could be chosen{protected}"
     other = f"next in line: request {n['next']}"
     if n["own_priority"] < n["next_priority"]:
-        why = f"it has the lowest priority, {n['own_priority']:,} ({other}, {n['next_priority']:,})"
+        why = f"it has the lowest priority, {n['own_priority']:,} ({other} with {n['next_priority']:,})"
     elif n["redo_tokens"] < n["next_redo_tokens"]:
         why = f"of equal priority, it had the fewest tokens that were not in the prefix cache yet, {n['redo_tokens']:,}"
-        why += f" ({other}, {n['next_redo_tokens']:,})"
+        why += f" ({other} with {n['next_redo_tokens']:,})"
     else:
         why = f"of equal priority and with as many tokens that were not in the prefix cache yet ({n['redo_tokens']:,}),"
         why += f" it came last ({other})"
