@@ -24,23 +24,22 @@ from daemon.snapshots import restore_core
 from journal.errors import JournalDamaged
 from journal.reader import Record, Walk
 from journal.segment import segment_behind
-from journal.snapshots import Body, Header, SnapshotUnusable, decode_body, load, snapshot_names
+from journal.snapshots import SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage
-from tools.ends import DAMAGED, DONE, USAGE, Unreadable, codes, ended
+from tools.beginnings import Start, start_of
+from tools.ends import DAMAGED, DONE, USAGE, Unreadable, ended
 from tools.journal_files import NoJournal, ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell
-from tools.replay import start_of
+from tools.reading_flags import DIGITS_MAX, DIRECTORY, add_json, reading_parser
 from tools.tables import print_table
 from tools.why.legend import legend
 from tools.why.listing import KINDS, Entry, Listing, as_plain, refusal, row, totals
 from tools.why.show import lines, plain
 from tools.why.story import Asked, Beginning, Follower, follow
 
-DIGITS_MAX = 19  # of a request's number
 MOST = 10
 WIDE = 150  # columns of a table with everything
 NARROW = ("came (UTC)", "prompt", "cached", "output")  # what a narrower one leaves out
-Start = tuple[Header, Body]
 
 
 class Sound:
@@ -98,7 +97,7 @@ def tell_of(directory: str, asked: Sequence[Asked], console_width: int, options:
 def list_worst(directory: str, options: argparse.Namespace) -> int:
     """Print which requests are worth asking for; raises NoJournal, Foreign and JournalError."""
     storage = open_directory(directory)
-    start, notes = start_of(storage, None, False)
+    start, notes = start_of(storage)
     found = Listing(options.most)
     if start is not None:
         found.begin_at(start[1].groups)
@@ -132,7 +131,7 @@ def _start(storage: DiskStorage, asked: Sequence[Asked]) -> tuple[Start | None, 
             body = decode_body(data)
             if body.next_request <= first:
                 return (header, body), []
-    return start_of(storage, None, False)
+    return start_of(storage)
 
 
 def _beginning(start: Start | None, notes: list[str], quick: bool) -> Beginning | None:
@@ -227,25 +226,20 @@ def _table(title: str, rows: Sequence[dict[str, str]], left_out: Sequence[str] =
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bandmaster why",
-        usage="bandmaster why [REQUEST...] DIR [--every-pass | --quick] [--legend] [--most N] [--json]",
-        description="Why a request waited, was retracted or refused, and how it ended; without a request, which ones"
-        " are worth asking for.",
-        epilog=codes("why"),
-    )
+    about = "Why a request waited, was retracted or refused, and how it ended; without one, which are worth asking for."
+    usage = "bandmaster why [REQUEST...] DIR [--every-pass | --quick] [--legend] [--most N] [--json]"
+    parser = reading_parser("why", about, usage=usage)
     parser.add_argument(
         "words",
         nargs="+",
         metavar="REQUEST... DIR",
-        help="numbers of requests, as in log lines and metrics, or ids of answers; last, a journal directory, or a run"
-        " directory that holds one",
+        help=f"numbers of requests, as in log lines and metrics, or ids of answers; last, {DIRECTORY}",
     )
     parser.add_argument("--every-pass", action="store_true", help="each pass of the scheduler on a line of its own")
     parser.add_argument("--quick", action="store_true", help="from the recorded decisions alone: no passes, but faster")
     parser.add_argument("--legend", action="store_true", help="add what the words mean")
     parser.add_argument("--most", type=_most, default=MOST, metavar="N", help=f"how many of each list [{MOST}]")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     return parser
 
 
