@@ -40,6 +40,8 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """Puts two pipes where a browser looks for them: it reads from descriptor 3 and writes to 4."""
 
 STEPS_CHECKED = 24
+WIDTHS = (400, 800, 1600)
+"""In pixels: at each the page must not be wider than its window."""
 FRAMES = 60
 """Frames that are measured, of zooming and of playing each."""
 
@@ -125,6 +127,13 @@ class Browser:
         if not self.run("document.body.classList.contains('ready')"):
             raise BrowserMissing("the page did not open within 60 s")
 
+    def overflow(self, width: int) -> str:
+        """What is wrong with the page in a window of this width; nothing, where it does not reach over its edge."""
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        needs = int(self.run("document.documentElement.scrollWidth"))
+        return f"in a window of {width} pixels the page has {needs}" if needs > width else ""
+
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             data = os.read(self._from, 1 << 20)
@@ -137,12 +146,15 @@ class Browser:
 
 
 def check_page(path: Path, film: Film, program: str | None) -> dict[str, Any]:
-    """Compare what a film's page shows with the film, at steps all over it; and how long opening and frames take."""
+    """Compare what a film's page shows with the film, at steps all over it, and its width with that of windows; and how
+    long opening and frames take.
+    """
     steps = sorted({int(step) for step in np.linspace(0, film.position - 1, STEPS_CHECKED)}) if film.position else []
     with Browser(program) as browser:
         browser.open(path)
         shown = browser.run(f"checkSteps({json.dumps(steps)})")
         frames = browser.run(f"measureFrames({FRAMES})")
+        wide = [browser.overflow(width) for width in WIDTHS]
     expected = expected_at(film, steps)
     wrong = [
         f"step {step + 1}, stored band {place}: {name} {theirs}, not {ours}"
@@ -151,6 +163,7 @@ def check_page(path: Path, film: Film, program: str | None) -> dict[str, Any]:
         for name, ours, theirs in zip(("codes", "ids", "takers", *COUNTS), own, other, strict=True)
         if ours != theirs
     ]
+    wrong += [text for text in wide if text]
     took = [*frames["zoom"], *frames["play"]]
     return {
         "steps": len(steps),
