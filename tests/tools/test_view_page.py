@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from journal.reader import Walk
+from journal.records import Kind
 from journal.storage import DiskStorage
 from tests.tidy.source import ROOT
 from tests.tools.view_scenes import pressed, troubled
+from tools.accounts.finding import Findings
+from tools.accounts.journal_side import JournalCount
 from tools.view import page
 from tools.view.browser import NAMES, BrowserMissing, check_page, find_browser
 from tools.view.command import Range, follow, main
@@ -141,6 +145,37 @@ def test_a_page_may_open_on_a_request(journal: Path, tmp_path: Path) -> None:
     told = meta(made(journal, tmp_path / "page.html", "--request", "5"))
     assert told["chosen"] == 5
     assert told["steps"] > 0
+
+
+def test_a_request_is_a_choice_and_arrivals_are_counted_beside(
+    journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where an arrival has several choices, the page and the command tell both numbers: as many requests as `accounts`
+    counts choices that were accepted, as many arrivals as decisions accepted some.
+    """
+    directory, count, accepted = troubled(tmp_path / "j"), JournalCount(Findings()), 0
+    for record in Walk(DiskStorage(directory)).records():
+        count.take(record)
+        said: Any = record.decode()
+        accepted += record.kind == Kind.DECIDED and said.verdict == "accepted"
+    choices = sum(life.counts["accepted"] for life in count.lives)
+    told = meta(made(directory, tmp_path / "page.html"))
+    assert told["arrivals"] == accepted < choices
+    assert f" {choices} requests (choices of {accepted} arrivals), " in capsys.readouterr().out
+    assert meta(made(journal, tmp_path / "page.html"))["arrivals"] == 7
+    assert " 7 requests, " in capsys.readouterr().out
+
+
+def test_a_page_wider_than_its_window_is_found(journal: Path, tmp_path: Path) -> None:
+    """`--check-browser` measures the page in narrow and wide windows; a line that does not break is told."""
+    try:
+        find_browser(None)
+    except BrowserMissing:
+        pytest.skip(f"no browser here: {', '.join(NAMES)}")
+    film, out = follow(DiskStorage(journal), Range())[0], tmp_path / "page.html"
+    text = made(journal, out)
+    out.write_text(text.replace('<div id="say">', '<div style="width: 600px">wide</div><div id="say">'), "utf-8")
+    assert check_page(out, film, None)["wrong"] == ["in a window of 400 pixels the page has 600"]
 
 
 def test_a_browser_shows_what_the_film_has(journal: Path, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 "use strict";
 
-const SPEEDS = [1, 4, 16, 64, 256, 1024];
-const PLAY_STEPS_PER_S = 15;
 const FIXED_HEIGHT = 522; // of all that is not memory, requests and map
 
 class App {
@@ -16,36 +14,43 @@ class App {
     this.exactHolding = new Holding(film);
     this.step = Math.max(0, film.length - 1);
     this.selected = -1;
-    this.speed = 1;
     this.wanted = new Set();
     this.frames = [];
-    this.setTheme(this.savedTheme(), true);
     this.overview = new Overview(film, this.axis);
     this.memory = new Memory(film, this.axis);
     this.work = new Work(film, this.axis);
     this.lanes = new Lanes(film, this.axis);
     this.map = new UnitMap(film, this.board);
     this.side = new Side(this);
+    this.player = new Player(this);
+    this.link = new Link(this);
+    this.setTheme(keptTheme(), false);
     this.plots = [this.memory.plot, this.work.plot, this.lanes.plot];
   }
 
   async start() {
     const { meta } = this.film;
     element("title").textContent = meta.title;
-    element("facts").innerHTML = [
-      [this.film.length, "steps"], [this.film.requests.length, "requests"], [this.film.decisions.length, "decisions"],
-      [meta.lives, meta.lives === 1 ? "life" : "lives"], [meta.stretches.length, meta.stretches.length === 1 ? "epoch" : "epochs"],
-    ].map(([count, what]) => `<span><b>${number(count)}</b> ${what}</span>`).join("") + `<span><b>${duration(meta.us)}</b></span>`;
+    element("facts").innerHTML = this.facts();
     this.side.drawMarks();
-    this.drawLegend();
     await this.memory.load();
     new Hands(this);
     if (meta.chosen) this.select(this.film.indexOf(meta.chosen));
-    this.readLink();
-    window.addEventListener("hashchange", () => this.readLink());
+    this.link.read();
+    window.addEventListener("hashchange", () => this.link.read());
     window.addEventListener("resize", () => this.later("view", "step"));
     await this.goto(this.step);
     this.later("view", "step", "side");
+  }
+
+  // What the page holds, in one line.
+  facts() {
+    const { film } = this, { meta } = film, count = film.requests.length;
+    let requests = counted(count, "request");
+    if (meta.arrivals !== count) requests += ` (choices of ${counted(meta.arrivals, "arrival")})`;
+    const told = [counted(film.length, "step"), requests, counted(film.decisions.length, "decision"),
+      counted(meta.lives, "life", "lives"), counted(meta.stretches.length, "epoch"), `<b>${duration(meta.us)}</b>`];
+    return told.map((text) => `<span>${text}</span>`).join("");
   }
 
   // --- drawing -------------------------------------------------------------------------------------------------
@@ -76,8 +81,7 @@ class App {
       this.memory.draw(this.theme);
       this.work.draw(this.theme);
       this.lanes.draw(this.theme);
-      this.memory.movesSoon(this.blocks, () => this.later("view"));
-      this.memory.exactSoon(this.blocks, this.exactHolding, () => this.later("view"));
+      this.memory.look(this.blocks, this.exactHolding, () => this.later("view"));
     }
     if (wanted.has("view") || wanted.has("step")) this.drawCursors();
     if (wanted.has("step")) {
@@ -100,16 +104,16 @@ class App {
 
   drawCursors() {
     for (const plot of this.plots) plot.cursor(this.axis, this.theme, this.film.length ? this.step : -1);
-    const { plot, whole } = this.overview;
-    const context = plot.clear(plot.over);
+    const { plot, whole } = this.overview, context = plot.clear(plot.over);
     if (!this.film.length) return;
     context.fillStyle = this.theme.cursor;
-    context.fillRect(whole.x(whole.ofStep(this.step), plot.width) - 0.5, 2, 1, plot.height - 4);
+    context.fillRect(whole.x(whole.ofStep(this.step), plot) - 0.5, 2, 1, plot.height - 4);
   }
 
   drawLegend() {
-    const { film, theme } = this, stretch = film.meta.stretches[0];
-    const bands = stretch ? stretch.stages.reduce((most, stage) => (stage.bands.length > most.length ? stage.bands : most), []) : [];
+    const { film, theme } = this, { stretches } = film.meta;
+    const stages = stretches.length ? stretches[0].stages : [];
+    const bands = stages.reduce((most, stage) => (stage.bands.length > most.length ? stage.bands : most), []);
     const bandItems = bands.map((band, at) => {
       const used = theme.band(bands, at);
       return `<span title="dark: taken by a request that runs; pale: left in the prefix cache by one that does not run any more">
@@ -118,7 +122,7 @@ class App {
     const states = [["hole", theme.hole, "free, inside a band's span"],
       ["pending", theme.pending, "freed or moved from; free once no forward or copy touches it"],
       ["fixed", theme.fixed, "a peer knows its address"], ["moved", theme.moved, "copied to another place in this step"]];
-    const fixed = stretch && film.meta.stretches.some((one) => one.counts.some((counts) => counts.fixed.some((units) => units)));
+    const fixed = stretches.some((one) => one.counts.some((counts) => counts.fixed.some((units) => units)));
     element("legend").innerHTML = `<span class="dim">in use / cached:</span>${bandItems.join("")}` + states
       .filter(([name]) => name !== "fixed" || fixed)
       .map(([name, colour, title]) => `<span title="${title}">${dot(colour)}${name}</span>`).join("");
@@ -141,7 +145,7 @@ class App {
 
   // Keep the step in sight.
   follow() {
-    const at = this.axis.ofStep(this.step), span = this.axis.high - this.axis.low;
+    const at = this.axis.ofStep(this.step), { span } = this.axis;
     if (at < this.axis.low || at > this.axis.high) {
       this.axis.show(at - span * 0.2, at + span * 0.8);
       this.later("view");
@@ -170,8 +174,7 @@ class App {
     if (index < 0 && text) index = this.film.ids.findIndex((id) => id.includes(text));
     if (index < 0) return false;
     this.select(index);
-    const at = this.film.requests.at[index];
-    this.goto(at).then(() => this.follow());
+    this.visit(this.film.requests.at[index]);
     return true;
   }
 
@@ -194,50 +197,15 @@ class App {
     return undefined;
   }
 
-  visit(step) { this.goto(step).then(() => this.follow()); }
+  // Go to a step, and see it.
+  visit(step) { return this.goto(step).then(() => this.follow()); }
 
-  // --- playing -------------------------------------------------------------------------------------------------
+  // --- theme, time, switches --------------------------------------------------------------------------------------
 
-  play(on = !this.playing) {
-    this.playing = on && this.film.length > 0;
-    element("play").classList.toggle("on", this.playing);
-    if (!this.playing) return;
-    if (this.step >= this.film.length - 1) this.step = 0;
-    let before = performance.now(), owed = 0;
-    const tick = async (now) => {
-      if (!this.playing) return;
-      owed += ((now - before) / 1000) * PLAY_STEPS_PER_S * this.speed;
-      before = now;
-      const steps = Math.floor(owed);
-      if (steps) {
-        owed -= steps;
-        await this.goto(this.step + steps);
-        this.follow();
-        if (this.step >= this.film.length - 1) return this.play(false);
-      }
-      requestAnimationFrame(tick);
-    };
-    requestAnimationFrame(tick);
-  }
-
-  faster(direction) {
-    const at = SPEEDS.indexOf(this.speed) + direction;
-    this.speed = SPEEDS[Math.max(0, Math.min(SPEEDS.length - 1, at))];
-    element("speed").value = this.speed;
-  }
-
-  // --- theme, time, links --------------------------------------------------------------------------------------
-
-  savedTheme() {
-    try { const saved = localStorage.getItem("theme"); if (PALETTES[saved]) return saved; } catch { /* not allowed here */ }
-    return matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
-  }
-
-  setTheme(name, quiet = false) {
+  setTheme(name, keep = true) {
     this.theme = new Theme(name);
     document.documentElement.dataset.theme = name;
-    try { if (!quiet) localStorage.setItem("theme", name); } catch { /* not allowed here */ }
-    if (quiet) return;
+    if (keep) keepTheme(name);
     this.drawLegend();
     this.later("view", "step", "side");
   }
@@ -248,53 +216,28 @@ class App {
     return `${new Date(Date.parse(this.film.meta.clock) + us / 1000).toISOString().slice(11, 23)}`;
   }
 
-  link() {
-    const parts = [`step=${this.step + 1}`];
-    const { low, high, total, mode } = this.axis;
-    if (high - low < total * 0.999) parts.push(`from=${Math.round(low)}`, `to=${Math.round(high)}`);
-    if (mode !== "steps") parts.push(`axis=${mode}`);
-    if (this.selected >= 0) parts.push(`request=${this.film.requests.number[this.selected]}`);
-    return "#" + parts.join("&");
-  }
-
-  writeLink() {
-    clearTimeout(this.linkTimer);
-    this.linkTimer = setTimeout(() => { try { history.replaceState(null, "", this.link()); } catch { /* a sandbox */ } }, 250);
-  }
-
-  copyLink() {
-    const link = location.href.split("#")[0] + this.link();
-    navigator.clipboard?.writeText(link).then(() => this.say("link copied"), () => this.say(link));
-  }
-
-  readLink() {
-    const asked = new URLSearchParams(location.hash.slice(1));
-    if (PALETTES[asked.get("theme")]) this.setTheme(asked.get("theme"), true), this.drawLegend();
-    if (asked.get("axis") === "time" || asked.get("axis") === "steps") this.setAxis(asked.get("axis"));
-    if (asked.has("from")) this.axis.show(Number(asked.get("from")), Number(asked.get("to")));
-    if (asked.has("request")) this.select(this.film.indexOf(Number(asked.get("request"))));
-    if (asked.get("memory") === "bands") this.setMemory("bands");
-    if (asked.get("map") === "request") this.setColouring("request");
-    if (asked.has("step")) this.goto(Number(asked.get("step")) - 1);
-    this.later("view", "step", "side");
-  }
+  writeLink() { this.link.write(); }
 
   setAxis(mode) {
     this.axis.setMode(mode);
-    element("axis").querySelectorAll("button").forEach((b) => b.classList.toggle("on", b.value === mode));
-    this.later("view");
+    this.switched("axis", mode, "view");
   }
 
   setMemory(mode) {
     this.memory.mode = mode;
-    element("memory-mode").querySelectorAll("button").forEach((b) => b.classList.toggle("on", b.value === mode));
-    this.later("view");
+    this.switched("memory-mode", mode, "view");
   }
 
   setColouring(mode) {
     this.map.colouring = mode;
-    element("map-mode").querySelectorAll("button").forEach((b) => b.classList.toggle("on", b.value === mode));
-    this.later("step");
+    this.switched("map-mode", mode, "step");
+  }
+
+  // The switch shows what is on, and what it changes is drawn again.
+  switched(id, mode, part) {
+    element(id).querySelectorAll("button").forEach((button) => button.classList.toggle("on", button.value === mode));
+    this.later(part);
+    this.writeLink();
   }
 
   say(text) {

@@ -121,6 +121,7 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
         "records": film.records,
         "steps": film.position,
         "requests": len(film.requests.lives),
+        "arrivals": film.requests.arrivals(),
         "decisions": len(film.decisions.at),
         "lives": film.lives,
         "epochs": len(film.stretches),
@@ -152,9 +153,11 @@ def main(argv: list[str] | None = None) -> int:
 def _show(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         print(f"note: {note}")
-    megabytes = result["bytes"] / 1e6
+    megabytes, requests = result["bytes"] / 1e6, f"{result['requests']:,} requests"
+    if result["arrivals"] != result["requests"]:
+        requests += f" (choices of {result['arrivals']:,} arrivals)"
     print(
-        f"{result['file']}: {megabytes:.1f} MB, {result['steps']:,} steps, {result['requests']:,} requests, "
+        f"{result['file']}: {megabytes:.1f} MB, {result['steps']:,} steps, {requests}, "
         f"{result['decisions']:,} decisions, {result['lives']} lives, {result['epochs']} epochs "
         f"({result['took_s']:.1f} s)"
     )

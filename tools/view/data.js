@@ -25,7 +25,7 @@ function bytesOfText(text) {
 
 // The bytes of a chunk; null where the page has none of that name.
 async function chunk(name) {
-  const node = document.getElementById("c-" + name);
+  const node = element("c-" + name);
   if (!node) return null;
   const squeezed = new Blob([bytesOfText(node.textContent)]);
   const plain = squeezed.stream().pipeThrough(new DecompressionStream("deflate"));
@@ -64,8 +64,7 @@ class Columns {
       for (let at = 0; at < count; at++) out[at] |= bytes[base + at] << shift;
     }
     if (signed) for (let at = 0; at < count; at++) out[at] = (out[at] >>> 1) ^ -(out[at] & 1);
-    if (differences) for (let at = 1; at < count; at++) out[at] += out[at - 1];
-    return out;
+    return differences ? summed(out) : out;
   }
 
   wide() {
@@ -77,14 +76,19 @@ class Columns {
       for (let at = 0; at < count; at++) out[at] = out[at] * 256 + bytes[base + at];
     }
     if (signed) for (let at = 0; at < count; at++) out[at] = out[at] % 2 ? -(out[at] + 1) / 2 : out[at] / 2;
-    if (differences) for (let at = 1; at < count; at++) out[at] += out[at - 1];
-    return out;
+    return differences ? summed(out) : out;
   }
 
   small() {
     const { count, from } = this.head();
     return this.bytes.subarray(from, from + count);
   }
+}
+
+// Differences to the value before become values, in place.
+function summed(array) {
+  for (let at = 1; at < array.length; at++) array[at] += array[at - 1];
+  return array;
 }
 
 // The last place in a rising array whose value is at most `value`; -1 where there is none.

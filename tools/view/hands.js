@@ -2,6 +2,11 @@
 
 "use strict";
 
+const CLICK_PIXELS = 4; // a pointer that moves less has clicked
+
+// How much a turn of the wheel zooms: below 1 in, above it out.
+const zoomOf = (event) => Math.exp(Math.max(-120, Math.min(120, event.deltaY)) * 0.003);
+
 class Hands {
   constructor(app) {
     this.app = app;
@@ -15,100 +20,96 @@ class Hands {
 
   // --- charts --------------------------------------------------------------------------------------------------
 
-  chart(plot) {
-    const { app } = this, { axis } = app;
+  // A wheel over a plot, which does not scroll the page where `act` takes it; double click, to see all.
+  turned(plot, act, all) {
     plot.box.addEventListener("wheel", (event) => {
-      const [x] = plot.point(event);
-      const span = axis.high - axis.low, inner = plot.width - GUTTER - MARGIN_RIGHT;
-      if (plot === app.lanes.plot && event.altKey) {
-        app.lanes.scroll = Math.max(0, Math.min(app.lanes.scrollMost, app.lanes.scroll + event.deltaY));
-      } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-        axis.pan(((event.deltaX || event.deltaY) / inner) * span);
-      } else {
-        axis.zoom(Math.exp(Math.max(-120, Math.min(120, event.deltaY)) * 0.003), axis.unit(x, plot.width));
-      }
+      if (act(event) === false) return;
       event.preventDefault();
-      app.later("view");
-      app.writeLink();
+      this.app.later("view", "step");
+      this.app.writeLink();
     }, { passive: false });
-    plot.box.addEventListener("dblclick", () => { axis.fit(); app.later("view"); });
+    plot.box.addEventListener("dblclick", () => { all(); this.app.later("view", "step"); });
+    plot.box.addEventListener("pointerleave", () => this.tip(null));
+  }
+
+  chart(plot) {
+    const { app } = this, { axis, lanes } = app;
+    this.turned(plot, (event) => {
+      const along = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+      if (plot === lanes.plot && event.altKey) lanes.scrollTo(lanes.scroll + event.deltaY);
+      else if (along) axis.pan(((event.deltaX || event.deltaY) / plot.inner) * axis.span);
+      else axis.zoom(zoomOf(event), axis.unit(plot.point(event)[0], plot));
+    }, () => axis.fit());
     plot.box.addEventListener("pointerdown", (event) => this.drag(plot, event));
     plot.box.addEventListener("pointermove", (event) => this.hover(plot, event));
-    plot.box.addEventListener("pointerleave", () => this.tip(null));
   }
 
   // Drag to move the view, on the ruler to move the step; a click chooses.
   drag(plot, event) {
     if (event.button !== 0) return;
-    const { app } = this, { axis } = app, [x0, y0] = plot.point(event);
-    const low = axis.low, span = axis.high - axis.low, scroll = app.lanes.scroll;
-    const ruler = plot === app.work.plot && y0 > plot.height - 22;
+    const { app } = this, { axis, lanes } = app, [x0, y0] = plot.point(event), { low, high } = axis, { scroll } = lanes;
+    const ruler = plot === app.work.plot && y0 > plot.height - RULER_HEIGHT;
     let moved = false;
     plot.box.setPointerCapture(event.pointerId);
     const move = (next) => {
       const [x, y] = plot.point(next);
-      if (!moved && Math.hypot(x - x0, y - y0) < 4) return;
+      if (!moved && Math.hypot(x - x0, y - y0) < CLICK_PIXELS) return;
       moved = true;
       this.tip(null);
-      if (ruler) { app.goto(axis.stepAt(axis.unit(x, plot.width))); return; }
-      axis.low = low;
-      axis.high = low + span;
-      axis.pan((-(x - x0) / (plot.width - GUTTER - MARGIN_RIGHT)) * span);
-      if (plot === app.lanes.plot) app.lanes.scroll = Math.max(0, Math.min(app.lanes.scrollMost, scroll - (y - y0)));
+      if (ruler) { app.goto(axis.stepAt(axis.unit(x, plot))); return; }
+      Object.assign(axis, { low, high });
+      axis.pan((-(x - x0) / plot.inner) * axis.span);
+      if (plot === lanes.plot) lanes.scrollTo(scroll - (y - y0));
       app.later("view");
     };
     const up = () => {
       plot.box.removeEventListener("pointermove", move);
-      if (moved) { app.writeLink(); return; }
-      if (x0 < GUTTER) return;
-      if (plot === app.lanes.plot) {
-        const index = app.lanes.find(x0, y0);
-        app.select(index === app.selected ? -1 : index);
-      }
-      app.goto(axis.stepAt(axis.unit(x0, plot.width)));
+      if (moved) app.writeLink();
+      else if (x0 >= GUTTER) this.choose(plot, x0, y0);
     };
     plot.box.addEventListener("pointermove", move);
     plot.box.addEventListener("pointerup", up, { once: true });
   }
 
+  choose(plot, x, y) {
+    const { app } = this;
+    if (plot === app.lanes.plot) {
+      const index = app.lanes.find(x, y);
+      app.select(index === app.selected ? -1 : index);
+    }
+    app.goto(app.axis.stepAt(app.axis.unit(x, plot)));
+  }
+
   overview(plot) {
-    const { app } = this, { whole } = app.overview;
+    const { app } = this, { axis } = app, { whole } = app.overview;
+    const unitOf = (event) => whole.unit(plot.point(event)[0], plot);
     const place = (event) => {
-      const unit = whole.unit(plot.point(event)[0], plot.width), span = app.axis.high - app.axis.low;
-      if (span >= app.axis.total * 0.999) app.goto(app.axis.stepAt(unit));
-      else app.axis.show(unit - span / 2, unit + span / 2);
+      const unit = unitOf(event);
+      if (axis.whole) app.goto(axis.stepAt(unit));
+      else axis.show(unit - axis.span / 2, unit + axis.span / 2);
       app.later("view");
     };
     plot.box.addEventListener("pointerdown", (event) => { plot.box.setPointerCapture(event.pointerId); place(event); });
     plot.box.addEventListener("pointermove", (event) => { if (event.buttons & 1) place(event); });
-    plot.box.addEventListener("wheel", (event) => {
-      app.axis.zoom(Math.exp(event.deltaY * 0.003), whole.unit(plot.point(event)[0], plot.width));
-      event.preventDefault();
-      app.later("view");
-    }, { passive: false });
-    plot.box.addEventListener("dblclick", () => { app.axis.fit(); app.later("view"); });
+    this.turned(plot, (event) => axis.zoom(zoomOf(event), unitOf(event)), () => axis.fit());
   }
 
   unitMap(plot) {
-    const { app } = this;
-    plot.box.addEventListener("wheel", (event) => {
-      const found = app.map.find(...plot.point(event));
-      if (!found) return;
-      app.map.zoom(found, Math.exp(Math.max(-120, Math.min(120, event.deltaY)) * 0.004));
-      event.preventDefault();
-      app.later("step");
-    }, { passive: false });
-    plot.box.addEventListener("dblclick", () => { app.map.zooms.fill(null); app.later("step"); });
+    const { app } = this, found = (event) => app.map.find(...plot.point(event));
+    this.turned(plot, (event) => {
+      const at = found(event);
+      if (!at) return false;
+      app.map.zoom(at, zoomOf(event));
+      return true;
+    }, () => app.map.zooms.fill(null));
     plot.box.addEventListener("click", (event) => {
-      const found = app.map.find(...plot.point(event));
-      if (found && found.taker) app.select(app.film.indexOf(found.taker));
-      else app.select(-1);
+      const at = found(event);
+      app.select(at && at.taker ? app.film.indexOf(at.taker) : -1);
     });
     plot.box.addEventListener("pointermove", (event) => {
-      const found = app.map.find(...plot.point(event));
-      this.tip(found && this.unitText(found), event);
+      const at = found(event);
+      this.tip(at && this.unitText(at), event);
     });
-    plot.box.addEventListener("pointerleave", () => this.tip(null));
   }
 
   // --- words at the pointer ------------------------------------------------------------------------------------
@@ -116,8 +117,8 @@ class Hands {
   hover(plot, event) {
     if (event.buttons) return;
     const { app } = this, [x, y] = plot.point(event);
-    if (x < GUTTER || x > plot.width - MARGIN_RIGHT || !app.film.length) return this.tip(null);
-    const step = app.axis.stepAt(app.axis.unit(x, plot.width));
+    if (x < GUTTER || x > plot.right || !app.film.length) return this.tip(null);
+    const step = app.axis.stepAt(app.axis.unit(x, plot));
     let text = `<b>step ${number(step + 1)}</b> <span>${app.clock(app.film.steps.us[step])}</span>`;
     if (plot === app.memory.plot) text += this.memoryText(x, y);
     else if (plot === app.work.plot) text += this.workText(step, y);
@@ -132,7 +133,7 @@ class Hands {
 
   markNear(plot, x) {
     const { axis, film } = this.app;
-    return film.meta.marks.find((mark) => Math.abs(axis.x(axis.of(mark[0], mark[1]), plot.width) - x) < 5);
+    return film.meta.marks.find((mark) => Math.abs(axis.x(axis.of(mark[0], mark[1]), plot) - x) < 5);
   }
 
   memoryText(x, y) {
@@ -140,13 +141,13 @@ class Hands {
     if (!found) return "";
     const stretch = app.film.stretchAt(found.step);
     if (!stretch) return "<br>no arena";
-    const at = found.step - stretch.first, stage = stretch.stages[found.stage];
+    const stage = stretch.stages[found.stage];
     if (!stage) return "";
     const lines = stretch.bands.filter((band) => band.stage === found.stage).map((band) => {
-      const c = stretch.counts[band.place], free = c.hole[at] + c.pending[at] + c.vacated[at] + c.fenced[at];
-      const used = app.theme.band(stage.bands, band.band);
-      return `<br>${dot(css(used))}${escaped(band.name)} ${bytes((c.live[at] - c.cached[at]) * band.bytes)} in use, `
-        + `${bytes(c.cached[at] * band.bytes)} cached${free ? `, ${bytes(free * band.bytes)} free inside` : ""}`;
+      const [used, cached, fixed, pending, holes] = app.film.addKinds(stretch, band.place, found.step, [0, 0, 0, 0, 0])
+        .map((units) => units * band.bytes);
+      return `<br>${dot(css(app.theme.band(stage.bands, band.band)))}${escaped(band.name)} ${bytes(used + fixed)} in use, `
+        + `${bytes(cached)} cached${pending + holes ? `, ${bytes(pending + holes)} free inside` : ""}`;
     });
     const moved = app.film.steps.moved[found.step];
     const where = found.address >= 0 ? `<br><span>at ${bytes(found.address)}${stretch.stages.length > 1 ? ` of stage ${found.stage}` : ""}</span>` : "";
@@ -199,23 +200,23 @@ class Hands {
   // --- buttons, lists, keys ------------------------------------------------------------------------------------
 
   controls() {
-    const { app } = this, slider = element("slider");
-    slider.max = Math.max(0, app.film.length - 1);
-    slider.oninput = () => { app.goto(Number(slider.value)).then(() => app.follow()); };
-    element("step-input").onchange = (event) => app.visit(Number(event.target.value) - 1);
-    element("play").onclick = () => app.play();
-    element("first").onclick = () => app.visit(0);
-    element("last").onclick = () => app.visit(app.film.length - 1);
-    element("back").onclick = () => app.visit(app.step - 1);
-    element("next").onclick = () => app.visit(app.step + 1);
+    const { app } = this, slider = element("slider"), { axis, film } = app;
+    const clicks = {
+      play: () => app.player.play(), first: () => app.visit(0), last: () => app.visit(film.length - 1),
+      back: () => app.visit(app.step - 1), next: () => app.visit(app.step + 1),
+      theme: () => app.setTheme(app.theme.name === "dark" ? "light" : "dark"),
+      fit: () => { axis.fit(); app.later("view"); }, help: () => element("helping").showModal(),
+    };
+    for (const [id, act] of Object.entries(clicks)) element(id).onclick = act;
+    const switches = { axis: "setAxis", "memory-mode": "setMemory", "map-mode": "setColouring" };
+    for (const [id, setter] of Object.entries(switches)) {
+      element(id).onclick = ({ target }) => { if (target.value) app[setter](target.value); };
+    }
+    slider.max = Math.max(0, film.length - 1);
+    slider.oninput = () => app.visit(Number(slider.value));
+    element("step-input").onchange = (event) => app.visit(Number(event.target.value.replace(/,/g, "")) - 1);
     element("speed").innerHTML = SPEEDS.map((speed) => `<option value="${speed}">${speed}×</option>`).join("");
-    element("speed").onchange = (event) => { app.speed = Number(event.target.value); };
-    element("theme").onclick = () => app.setTheme(app.theme.name === "dark" ? "light" : "dark");
-    element("fit").onclick = () => { app.axis.fit(); app.later("view"); };
-    element("help").onclick = () => element("helping").showModal();
-    element("axis").onclick = (event) => { if (event.target.value) app.setAxis(event.target.value); };
-    element("memory-mode").onclick = (event) => { if (event.target.value) app.setMemory(event.target.value); };
-    element("map-mode").onclick = (event) => { if (event.target.value) app.setColouring(event.target.value); };
+    element("speed").onchange = (event) => { app.player.speed = Number(event.target.value); };
     element("search").onkeydown = (event) => {
       event.stopPropagation();
       if (event.key === "Escape") event.target.blur();
@@ -242,7 +243,7 @@ class Hands {
       ArrowLeft: () => app.visit(app.step - far), ArrowRight: () => app.visit(app.step + far),
       PageUp: () => app.visit(app.step - 100), PageDown: () => app.visit(app.step + 100),
       Home: () => app.visit(0), End: () => app.visit(app.film.length - 1),
-      " ": () => app.play(), ",": () => app.faster(-1), ".": () => app.faster(1),
+      " ": () => app.player.play(), ",": () => app.player.faster(-1), ".": () => app.player.faster(1),
       "+": () => axis.zoom(0.6, around), "=": () => axis.zoom(0.6, around), "-": () => axis.zoom(1 / 0.6, around),
       0: () => axis.fit(), t: () => element("theme").click(), x: () => app.setAxis(axis.mode === "steps" ? "time" : "steps"),
       b: () => app.setMemory(app.memory.mode === "bands" ? "addresses" : "bands"),

@@ -9,7 +9,6 @@ class UnitMap {
     Object.assign(this, { film, board, colouring: "band", chosen: 0, zooms: film.meta.pieces.map(() => null) });
     this.places = film.meta.pieces.map((pieces) => new Places(pieces));
     this.plot = new Plot("map", 236);
-    this.stageTop = [];
   }
 
   // The addresses that a stage's part of the map shows.
@@ -18,9 +17,8 @@ class UnitMap {
   // Rows of the map: how many and how high, so that the smallest unit can be seen where that is possible.
   shape(stage) {
     const stages = this.film.meta.pieces.length, room = (this.plot.height - 6) / stages - 4;
-    const inner = this.plot.width - GUTTER - MARGIN_RIGHT;
-    const stretch = this.board.stretch;
-    const sizes = stretch.bands.filter((band) => band.stage === stage).map((band) => band.bytes);
+    const { inner } = this.plot;
+    const sizes = this.board.stretch.bands.filter((band) => band.stage === stage).map((band) => band.bytes);
     const unit = sizes.length ? Math.min(...sizes) : 1;
     const rowsFor = (pixels) => Math.ceil((this.seen(stage).total * pixels) / unit / inner);
     const rows = Math.max(1, Math.min(rowsFor(12), Math.floor(room / 14)), Math.min(rowsFor(4), Math.floor(room / 7)));
@@ -29,7 +27,6 @@ class UnitMap {
 
   draw(theme, active) {
     const context = this.plot.clear(this.plot.base);
-    this.theme = theme;
     if (this.board.step < 0 || !this.board.stretch) return;
     this.film.meta.pieces.forEach((_, stage) => {
       if (stage >= this.board.stretch.stages.length) return;
@@ -51,45 +48,39 @@ class UnitMap {
   }
 
   drawUnits(context, theme, active, stage, { rows, high, top, inner }) {
-    const ratio = this.plot.ratio, columns = Math.round(inner * ratio), seen = this.seen(stage);
-    const image = new ImageData(columns, rows), out = new Uint32Array(image.data.buffer);
-    const stretch = this.board.stretch, shapes = stretch.stages[stage].bands;
-    const bands = this.board.bands.filter((band) => band.stage === stage)
-      .map((band) => ({ band, colours: this.colours(theme, shapes, band.band), before: -1 }));
-    const perPixel = seen.total / (rows * columns), sink = packed(rgb(theme.sink)), empty = packed(rgb(theme.faint));
-    const tints = new Map();
-    for (let at = 0; at < rows * columns; at++) {
-      const address = seen.address((at + 0.5) / (rows * columns));
-      let colour = address < stretch.stages[stage].start ? sink : empty;
-      for (const own of bands) {
-        const { band, colours } = own;
-        const position = (Math.floor(address / band.bytes) - band.anchor) * band.direction;
-        if (position < 0 || position >= band.capacity) continue;
-        const code = band.codes[position];
-        if (code === BEYOND) continue;
-        const edge = position !== own.before && band.bytes / perPixel >= 4;
-        own.before = position;
-        if (edge) { colour = empty; break; }
-        const taker = band.takers[position];
-        if (!isLive(code)) colour = colours.codes[code];
-        else if (this.chosen && taker !== this.chosen) colour = colours.faded;
-        else if (this.colouring === "request" && taker) colour = this.tint(theme, tints, taker, active[taker]);
-        else if (code === FIXED) colour = colours.codes[FIXED];
-        else colour = active[taker] ? colours.used : colours.cached;
-        break;
+    const columns = Math.round(inner * this.plot.ratio), cells = rows * columns, seen = this.seen(stage);
+    const { start, bands: shapes } = this.board.stretch.stages[stage];
+    const bands = this.board.bands.filter((band) => band.stage === stage).map((band) => (
+      { band, colours: this.colours(theme, shapes, band.band), before: -1, parted: (band.bytes * cells) / seen.total >= 4 }));
+    const sink = packed(rgb(theme.sink)), empty = packed(rgb(theme.faint)), tints = new Map();
+    const canvas = pixelCanvas(columns, rows, (out) => {
+      for (let at = 0; at < cells; at++) {
+        const address = seen.address((at + 0.5) / cells);
+        out[at] = address < start ? sink : empty;
+        for (const own of bands) {
+          const position = positionAt(own.band, address);
+          if (position < 0 || own.band.codes[position] === BEYOND) continue;
+          const edge = position !== own.before && own.parted;  // a line between units that are wide enough
+          own.before = position;
+          if (!edge) out[at] = this.unitColour(theme, own, position, active, tints);
+          break;
+        }
       }
-      out[at] = colour;
-    }
-    UnitMap.canvas ||= document.createElement("canvas");
-    const canvas = UnitMap.canvas;
-    canvas.width = columns;
-    canvas.height = rows;
-    canvas.getContext("2d").putImageData(image, 0, 0);
+    });
     context.imageSmoothingEnabled = false;
     const gap = high >= 6 ? 1 : 0;
     for (let row = 0; row < rows; row++) {
       context.drawImage(canvas, 0, row, columns, 1, GUTTER, top + row * high, inner, high - gap);
     }
+  }
+
+  unitColour(theme, { band, colours }, position, active, tints) {
+    const code = band.codes[position], taker = band.takers[position];
+    if (!isLive(code)) return colours.codes[code];
+    if (this.chosen && taker !== this.chosen) return colours.faded;
+    if (this.colouring === "request" && taker) return this.tint(theme, tints, taker, active[taker]);
+    if (code === FIXED) return colours.codes[FIXED];
+    return active[taker] ? colours.used : colours.cached;
   }
 
   tint(theme, tints, taker, runs) {
@@ -104,34 +95,22 @@ class UnitMap {
   }
 
   drawSides(context, theme, stage, { rows, high, top, inner }) {
-    const seen = this.seen(stage);
-    context.textAlign = "right";
-    context.fillStyle = theme.dim;
-    const every = Math.max(1, Math.ceil(15 / high));
-    for (let row = 0; row < rows; row += every) {
-      context.fillText(bytes(seen.address(row / rows)), GUTTER - 8, top + row * high + high / 2);
-    }
-    context.textAlign = "center";
+    const seen = this.seen(stage), every = Math.max(1, Math.ceil(15 / high));
+    for (let row = 0; row < rows; row += every) this.plot.aside(theme, top + (row + 0.5) * high, bytes(seen.address(row / rows)));
     for (const [share, left] of this.zooms[stage] ? [] : seen.breaks()) {
       const place = Math.min(rows - 1e-6, share * rows), line = Math.floor(place);
       const x = GUTTER + (place - line) * inner, y = top + line * high, text = `${bytes(left)} never touched`;
-      const wide = context.measureText(text).width + 12, at = Math.min(Math.max(x, GUTTER + wide / 2), GUTTER + inner - wide / 2);
       context.fillStyle = theme.text;
       context.fillRect(x - 1, y, 2, high - 1);
-      if (high < 12) continue;
-      context.fillStyle = theme.panel;
-      context.globalAlpha = 0.85;
-      context.fillRect(at - wide / 2, y + high / 2 - 7, wide, 14);
-      context.globalAlpha = 1;
-      context.fillStyle = theme.dim;
-      context.fillText(text, at, y + high / 2);
+      const half = context.measureText(text).width / 2 + 6;
+      if (high >= 12) this.plot.plaque(theme, text, Math.min(Math.max(x, GUTTER + half), this.plot.right - half), y + high / 2);
     }
   }
 
   // The middle of a unit on the map; null where it is not seen.
   spot(band, position) {
     const { rows, high, top, inner } = this.shape(band.stage), seen = this.seen(band.stage);
-    const address = (band.anchor + band.direction * position) * band.bytes + band.bytes / 2;
+    const address = middleOf(band, position);
     if (!seen.pieces.some(([low, end]) => low <= address && address < end)) return null;
     const place = seen.share(address) * rows, row = Math.min(rows - 1, Math.floor(place));
     return [GUTTER + (place - row) * inner, top + row * high + high / 2, high];
@@ -200,15 +179,4 @@ class UnitMap {
     const from = Math.max(0, Math.min(whole - span, found.address - share * span));
     this.zooms[found.stage] = [from, from + span];
   }
-}
-
-// The unit at an address of a board: its band, position and state; empty where no band has it.
-function unitAt(board, stage, address) {
-  for (const band of board.bands) {
-    if (band.stage !== stage) continue;
-    const unit = Math.floor(address / band.bytes), position = (unit - band.anchor) * band.direction;
-    if (position < 0 || position >= band.capacity || band.codes[position] === BEYOND) continue;
-    return { band, unit, position, code: band.codes[position], id: band.ids[position], taker: band.takers[position] };
-  }
-  return {};
 }

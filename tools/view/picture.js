@@ -36,8 +36,7 @@ class Picture {
 
   // By band the colours of used, cached, hole, pending, fixed, and of nothing.
   tables(theme) {
-    const stretch = this.film.meta.stretches.find((one) => one.stages.length > this.stage);
-    const bands = stretch ? stretch.stages[this.stage].bands : [];
+    const bands = this.film.bandsOf(this.stage);
     const others = [rgb(theme.hole), rgb(theme.pending), rgb(theme.fixed), rgb(theme.faint)];
     const tables = bands.map((_, at) => {
       const used = theme.band(bands, at);
@@ -48,76 +47,28 @@ class Picture {
   }
 
   // Draw the part that the axis shows: one colour column for each pixel column.
-  draw(context, axis, width, ratio, top, height, theme) {
+  draw(plot, axis, top, height, theme) {
     if (this.theme !== theme) this.paint(theme);
-    const columns = Math.round((width - GUTTER - MARGIN_RIGHT) * ratio);
-    const image = new ImageData(columns, this.rows);
-    const out = new Uint32Array(image.data.buffer);
-    const count = this.steps.length, film = this.film;
-    let at = 0;
-    for (let x = 0; x < columns; x++) {
-      const unit = axis.low + ((x + 0.5) / columns) * (axis.high - axis.low);
-      const step = axis.stepAt(unit);
-      while (at + 1 < count && this.steps[at + 1] <= step) at++;
-      while (at > 0 && this.steps[at] > step) at--;
-      if (!film.stretchAt(step) || (axis.mode === "time" && over(film, step, unit))) continue;
-      for (let row = 0; row < this.rows; row++) out[row * columns + x] = this.pixels[row * count + at];
-    }
-    Picture.canvas ||= document.createElement("canvas");
-    const canvas = Picture.canvas;
-    canvas.width = columns;
-    canvas.height = this.rows;
-    canvas.getContext("2d").putImageData(image, 0, 0);
-    context.imageSmoothingEnabled = false;
-    context.drawImage(canvas, GUTTER, top, width - GUTTER - MARGIN_RIGHT, height);
+    const columns = Math.round(plot.inner * plot.ratio), { film, rows, steps, pixels } = this, count = steps.length;
+    const canvas = pixelCanvas(columns, rows, (out) => {
+      let at = 0;
+      for (let x = 0; x < columns; x++) {
+        const unit = axis.low + ((x + 0.5) / columns) * axis.span, step = axis.stepAt(unit);
+        while (at + 1 < count && steps[at + 1] <= step) at++;
+        while (at > 0 && steps[at] > step) at--;
+        if (!film.stretchAt(step) || (axis.mode === "time" && isOver(film, step, unit))) continue;
+        for (let row = 0; row < rows; row++) out[row * columns + x] = pixels[row * count + at];
+      }
+    });
+    plot.base.imageSmoothingEnabled = false;
+    plot.base.drawImage(canvas, GUTTER, top, plot.inner, height);
   }
 }
 
 // Whether at a time no arena is there any more: its epoch ended, and the next step is not yet.
-function over(film, step, us) {
+function isOver(film, step, us) {
   const stretch = film.stretchAt(step);
   return step === stretch.end - 1 && stretch.endUs !== undefined && us > stretch.endUs;
-}
-
-// Rows of addresses without those that were never touched.
-class Places {
-  constructor(pieces, arena = 0) {
-    this.pieces = pieces;
-    this.arena = arena;
-    this.total = pieces.reduce((sum, [low, high]) => sum + high - low, 0);
-  }
-
-  // Address at a share of the height, from the top.
-  address(share) {
-    let offset = share * this.total;
-    for (const [low, high] of this.pieces) {
-      if (offset < high - low) return low + offset;
-      offset -= high - low;
-    }
-    return this.pieces[this.pieces.length - 1][1] - 1;
-  }
-
-  share(address) {
-    let before = 0;
-    for (const [low, high] of this.pieces) {
-      if (address < high) return (before + Math.max(0, address - low)) / this.total;
-      before += high - low;
-    }
-    return 1;
-  }
-
-  // Where something was left out: share of the height, bytes.
-  breaks() {
-    const out = [];
-    for (let at = 1; at < this.pieces.length; at++) {
-      out.push([this.share(this.pieces[at][0]), this.pieces[at][0] - this.pieces[at - 1][1]]);
-    }
-    const [first] = this.pieces;
-    if (first && first[0] > 0) out.unshift([0, first[0]]);
-    const end = this.pieces[this.pieces.length - 1][1];
-    if (end < this.arena) out.push([1, this.arena - end]);
-    return out;
-  }
 }
 
 // The same picture as heat.py makes, of other steps.
@@ -134,11 +85,10 @@ class PictureMaker {
     this.stretch = stretch;
     const total = this.rows * this.points;
     this.found = stretch.bands.filter((band) => band.stage === this.stage).map((band) => {
-      const positions = new Int32Array(total).fill(-1);
+      const positions = new Int32Array(total);
       for (let at = 0; at < total; at++) {
         const address = Math.floor(this.places.address((at + 0.5) / total));
-        const position = (Math.floor(address / band.bytes) - band.anchor) * band.direction;
-        if (position >= 0 && position < band.capacity) positions[at] = position;
+        positions[at] = positionAt(band, address);
       }
       return { band, positions };
     });

@@ -198,6 +198,14 @@ class Requests:
         for number in sorted(self.lives):
             yield self.lives[number]
 
+    def arrivals(self) -> int:
+        """What the requests came as: choices of one arrival follow each other, and each is a request."""
+        came = [(life.frontend, life.id, life.us, life.number) for life in self.by_number()]
+        return sum(
+            one[:3] != before[:3] or one[3] != before[3] + 1
+            for one, before in zip(came, [("", "", -1, -1), *came], strict=False)
+        )
+
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _came(self, decided: Decided, arrived: Arrived, number: int, at: int, us: int) -> None:

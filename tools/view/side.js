@@ -3,9 +3,8 @@
 "use strict";
 
 const DECISIONS_SHOWN = 80;
-
-const row = (name, value, wide = "") => `<div class="row ${wide}"><span>${name}</span><b>${value}</b></div>`;
-const dot = (colour) => `<i class="dot" style="background:${colour}"></i>`;
+const OF_ARRIVAL = "one for each arrival, however many choices it has; ";
+const COUNTED = { accepted: OF_ARRIVAL, refused: OF_ARRIVAL };
 
 class Side {
   constructor(app) {
@@ -47,35 +46,34 @@ class Side {
       </div>
       <div class="chips">${ops.join("") || '<span class="dim">no unit changed hands</span>'}</div>
       ${stretch ? this.bandTables(stretch, step) : ""}`;
-    element("copy-link").onclick = () => app.copyLink();
+    element("copy-link").onclick = () => app.link.copy();
   }
 
   bandTables(stretch, step) {
-    const { theme } = this.app, at = step - stretch.first;
+    const { theme } = this.app;
     return stretch.stages.map((stage, k) => {
-      const lines = stretch.bands.filter((band) => band.stage === k).map((band) => {
-        const c = stretch.counts[band.place];
-        const used = theme.band(stage.bands, band.band);
-        const away = c.pending[at] + c.vacated[at] + c.fenced[at];
-        const parts = [[c.live[at] - c.cached[at] - c.fixed[at], css(used)], [c.cached[at], css(theme.cached(used))],
-          [c.fixed[at], theme.fixed], [away, theme.pending], [c.hole[at], theme.hole]];
-        const bar = parts.map(([units, colour]) =>
-          `<i style="width:${((units * band.bytes) / stage.arena) * 100}%;background:${colour}"></i>`).join("");
-        const others = [[c.pending[at], "pending"], [c.vacated[at], "vacated"], [c.fenced[at], "fenced"],
-          [c.hole[at], "holes"], [c.fixed[at], "fixed"]].filter(([units]) => units)
-          .map(([units, name]) => `${number(units)} ${name}`).join(", ");
-        return `<div class="band"><div>${dot(css(used))}<b>${escaped(band.name)}</b>
-          <span class="dim">${bytes(band.bytes)} each</span>
-          <span class="right">${bytes(c.live[at] * band.bytes)}</span></div>
-          <div class="bar">${bar}</div>
-          <div class="dim">${number(c.live[at] - c.cached[at])} in use, ${number(c.cached[at])} cached${others ? ", " + others : ""}</div></div>`;
-      });
-      const live = stretch.bands.filter((band) => band.stage === k)
-        .reduce((sum, band) => sum + stretch.counts[band.place].live[at] * band.bytes, 0);
+      const stored = stretch.bands.filter((band) => band.stage === k), at = step - stretch.first;
+      const live = stored.reduce((sum, band) => sum + stretch.counts[band.place].live[at] * band.bytes, 0);
       const name = stretch.stages.length > 1 ? `stage ${k}` : "arena";
       return `<h3>${name}<span class="right">${bytes(live)} of ${bytes(stage.arena)} live,
-        ${((live / stage.arena) * 100).toFixed(1)}%</span></h3>${lines.join("")}`;
+        ${((live / stage.arena) * 100).toFixed(1)}%</span></h3>`
+        + stored.map((band) => this.bandTable(stretch, band, theme.band(stage.bands, band.band), step)).join("");
     }).join("");
+  }
+
+  // A band at a step: a bar over the whole arena, and its units in words.
+  bandTable(stretch, band, used, step) {
+    const { film } = this, { theme } = this.app, c = stretch.counts[band.place], at = step - stretch.first;
+    const colours = theme.kinds(used).map(css), share = band.bytes / stretch.stages[band.stage].arena;
+    const bar = film.addKinds(stretch, band.place, step, [0, 0, 0, 0, 0])
+      .map((units, kind) => `<i style="width:${units * share * 100}%;background:${colours[kind]}"></i>`).join("");
+    const others = ["pending", "vacated", "fenced", "hole", "fixed"].filter((name) => c[name][at])
+      .map((name) => `${number(c[name][at])} ${name === "hole" && c[name][at] > 1 ? "holes" : name}`);
+    const told = [`${number(c.live[at] - c.cached[at])} in use`, `${number(c.cached[at])} cached`, ...others];
+    return `<div class="band"><div>${dot(css(used))}<b>${escaped(band.name)}</b>
+      <span class="dim">${bytes(band.bytes)} each</span>
+      <span class="right">${bytes(c.live[at] * band.bytes)}</span></div>
+      <div class="bar">${bar}</div><div class="dim">${told.join(", ")}</div></div>`;
   }
 
   // --- a request -----------------------------------------------------------------------------------------------
@@ -129,7 +127,7 @@ class Side {
       const button = document.createElement("button");
       button.className = "chip on";
       button.innerHTML = `${escaped(verdict)} <small>${number(this.counts[at])}</small>`;
-      button.title = "click: show or hide; double click: only these";
+      button.title = `${COUNTED[verdict] || ""}click: show or hide; double click: only these`;
       button.onclick = () => {
         this.hidden.has(at) ? this.hidden.delete(at) : this.hidden.add(at);
         this.drawFilter();
@@ -142,7 +140,6 @@ class Side {
       };
       box.append(button);
     });
-    element("mine").onclick = () => { this.mine = !this.mine; this.drawFilter(); };
   }
 
   drawFilter() {

@@ -1,4 +1,4 @@
-// Theme: the colours of everything that is drawn, in light and dark; numbers and bytes in words.
+// Theme: the colours of everything that is drawn, in light and dark.
 
 "use strict";
 
@@ -30,6 +30,9 @@ const mix = (one, other, share) => one.map((value, at) => Math.round(value * sha
 const packed = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;
 const css = ([r, g, b]) => `rgb(${r},${g},${b})`;
 
+// What a unit of a band's span is, as strips and bars tell it; pending: vacated and fenced ones too.
+const KINDS = ["in use", "cached", "fixed", "pending", "hole"];
+
 class Theme {
   constructor(name) {
     this.name = name;
@@ -43,6 +46,9 @@ class Theme {
     const choices = this.bands[kind];
     return rgb(choices[same % choices.length]);
   }
+
+  // The colours of a band's units by KINDS, as [r, g, b].
+  kinds(used) { return [used, this.cached(used), rgb(this.fixed), rgb(this.pending), rgb(this.hole)]; }
 
   cached(used) { return mix(used, rgb(this.panel), this.cachedShare); }
 
@@ -58,34 +64,3 @@ class Theme {
     return [part(0), part(8), part(4)];
   }
 }
-
-const number = (value) => Math.round(value).toLocaleString("en-US");
-
-function bytes(value) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let at = 0;
-  while (Math.abs(value) >= 1024 && at < units.length - 1) { value /= 1024; at++; }
-  const digits = at === 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
-  return `${parseFloat(value.toFixed(digits))} ${units[at]}`;
-}
-
-function duration(us) {
-  if (us < 0) return "-" + duration(-us);
-  if (us < 1000) return `${Math.round(us)} µs`;
-  if (us < 1e6) return `${parseFloat((us / 1e3).toFixed(us < 1e4 ? 2 : 1))} ms`;
-  if (us < 6e7) return `${parseFloat((us / 1e6).toFixed(us < 1e7 ? 3 : 2))} s`;
-  const seconds = Math.round(us / 1e6);
-  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
-  const [h, m, s] = parts.map((part) => String(part).padStart(2, "0"));
-  return parts[0] ? `${parts[0]}:${m}:${s} h` : `${parts[1]}:${s} min`;
-}
-
-// Steps of 1, 2 or 5 times a power of ten, at most so many over a length.
-function nice(length, most) {
-  const rough = length / Math.max(1, most);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough) || 10 * power;
-}
-
-const element = (id) => document.getElementById(id);
-const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
