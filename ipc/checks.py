@@ -256,7 +256,9 @@ def check_step(msg: m.Step, limits: Limits) -> None:
 # --- rank -> daemon ------------------------------------------------------------------------------------------------
 
 
-def check_rank(msg: m.Join | m.Ready | m.Heartbeat | m.Fault | m.Explained | m.Left, limits: Limits) -> None:
+def check_rank(
+    msg: m.Join | m.Ready | m.Heartbeat | m.Fault | m.Explained | m.Left | m.StandsBy, limits: Limits
+) -> None:
     """A stage and a rank that can be."""
     _range("stage", msg.stage, 0, INT32_MAX)
     _range("rank", msg.rank, 0, INT32_MAX)
@@ -343,4 +345,5 @@ CHECKS: dict[type, Callable[[Any, Limits], None]] = {
     m.Fault: check_fault,
     m.Heartbeat: check_rank,
     m.Left: check_rank,
+    m.StandsBy: check_rank,
 }

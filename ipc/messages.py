@@ -9,7 +9,7 @@ generations, positions and counts int32.
     front end -> daemon   Connect Generate Abort FinishAt Resume Acknowledge Ask
     daemon -> front end   Welcome Rejected Accepted Refused TokenBatch Finished Continued Answer
     daemon -> rank        Hello Begin Step Explain Stop
-    rank -> daemon        Join Ready Report Explained Fault Heartbeat Left
+    rank -> daemon        Join Ready Report Explained Fault Heartbeat Left StandsBy
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from allocator.geometry import Geometry, StageGeometry
 from allocator.ops import Op
 
-PROTOCOL_VERSION = 2  # 2: Left
+PROTOCOL_VERSION = 2  # 2: Left, StandsBy
 
 
 # --- shared values -------------------------------------------------------------------------------------------------
@@ -495,4 +495,16 @@ class Left(msgspec.Struct, tag=True, array_like=True):
     again: bool
 
 
-FromRank = Join | Ready | Report | Explained | Fault | Heartbeat | Left
+class StandsBy(msgspec.Struct, tag=True, array_like=True):
+    """Of whoever starts this rank's processes, on a connection of its own, again and again: it waits for the last word.
+
+    It answers a Stop after which nothing comes with `Left`, also while there is no process of the rank.
+    """
+
+    stage: int
+    rank: int
+    token: str
+    version: int = PROTOCOL_VERSION
+
+
+FromRank = Join | Ready | Report | Explained | Fault | Heartbeat | Left | StandsBy

@@ -23,7 +23,7 @@ from ipc.errors import DecodeError, PeerGone, RankGone, RankStalled, StreamBroke
 from ipc.farewell import Farewell
 from ipc.handshake import version_problem
 from ipc.keys import ServerKeys
-from ipc.messages import Begin, Explain, FromRank, Hello, Join, Left, RankSettings, Report, Stop, ToRank
+from ipc.messages import Begin, Explain, FromRank, Hello, Join, Left, RankSettings, Report, StandsBy, Stop, ToRank
 from ipc.rank_id import RankId
 from ipc.rank_stream import RANK_SOCKET
 from ipc.sockets import bind_router
@@ -75,6 +75,7 @@ class RankServer:
         self._replaced = replaced
         self._early: dict[RankId, tuple[bytes, Join]] = {}  # who joins in the next epoch
         self._taken: list[FromRank] = []  # their Joins, once it began
+        self._standing: dict[RankId, bytes] = {}  # connections of those who start the processes of ranks
         self._farewell: Farewell | None = None  # what whoever joins from now on is told
         self._epoch = 0
         self._sent_seq = 0
@@ -137,14 +138,17 @@ class RankServer:
     async def dismiss(self, stop: Stop) -> None:
         """Tell each rank that it is over, also those that are between two epochs and join from now on.
 
-        Returns when each of them has said that it read this; one that does not come or read is waited for until the
-        caller cancels. What was sent to a connection proves nothing: its process may have died, or have read first
-        that another epoch follows. Either way another process comes in its place, and is told.
+        Returns when of each of them its process, or who starts that, has said that it read this; one that does not come
+        or read is waited for until the caller cancels. What was sent to a connection proves nothing: its process may
+        have died, or have read first that another epoch follows. Either way another process comes in its place, and is
+        told.
         """
         farewell = self._farewell = Farewell(self._expected, codec.encode(stop))
         for member in self._by_rank.values():
             self._tell_last(farewell, member.rank, member.identity)
         for rank, (identity, _) in self._early.items():
+            self._tell_last(farewell, rank, identity)
+        for rank, identity in self._standing.items():
             self._tell_last(farewell, rank, identity)
         with farewell.scope:
             while True:
@@ -220,6 +224,9 @@ class RankServer:
         if isinstance(message, Left):
             self._left(identity, message)
             return None
+        if isinstance(message, StandsBy):
+            self._stands_by(identity, message)
+            return None
         member = self._by_identity.get(identity)
         if identity in self._former:
             self.stats["old_epoch"] += 1  # sent before its epoch ended
@@ -243,7 +250,7 @@ class RankServer:
 
     def _join(self, identity: bytes, message: Join) -> Join | None:
         rank = (message.stage, message.rank)
-        proven = hmac.compare_digest(message.token.encode("utf-8", "replace"), self._token.encode())
+        proven = self._proves(message.token)
         known = rank in self._expected and rank not in self._by_rank and identity not in self._by_identity
         self._former.discard(identity)
         again = proven and self._replaced and rank in self._by_rank and identity not in self._by_identity
@@ -274,6 +281,25 @@ class RankServer:
             )
         self._admit(identity, rank)
         return message
+
+    def _stands_by(self, identity: bytes, message: StandsBy) -> None:
+        """Who starts this rank's processes is there: it is told the last word, now if that was said already."""
+        rank = (message.stage, message.rank)
+        who = f"the starter of stage {message.stage} rank {message.rank}"
+        problem = version_problem(message.version, who)
+        if rank not in self._expected or not self._replaced:
+            problem = f"{who} stands by: it is not expected"
+        elif not self._proves(message.token):
+            problem = f"{who} stands by with a wrong token"
+        if problem:
+            self._drop("bad_join", problem)
+            return
+        if self._farewell is not None and self._standing.get(rank) != identity:
+            self._tell_last(self._farewell, rank, identity)
+        self._standing[rank] = identity
+
+    def _proves(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
 
     def _left(self, identity: bytes, message: Left) -> None:
         """A rank read a Stop: the last one, or one behind which it comes again."""

@@ -1,9 +1,10 @@
 """`bandmaster rank`: a rank that torchrun, Slurm, Ray or a person starts, for as long as its daemon wants one.
 
 Owns the place of this rank by the launcher's environment, and one `python -m daemon.rank` after the other, one for each
-epoch. Must never compute or talk to the daemon itself. It starts the next one when an epoch was lost or the daemon came
-back in another life, with growing pauses, and ends when the daemon says that it is over or has not been there for
-`--join-timeout`. A rank that is stopped (SIGSTOP) for `FROZEN_S` is killed: the daemon has given it up by then.
+epoch. Must never compute, nor say more to the daemon than that it stands by. It starts the next one when an epoch was
+lost or the daemon came back in another life, with growing pauses, and ends when the daemon says that it is over, to a
+process of the rank or to this one, or has not been there for `--join-timeout`. A rank that is stopped (SIGSTOP) for
+`FROZEN_S` is killed: the daemon has given it up by then.
 
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE       torchrun, and what Ray's workers are given
     SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID            srun
@@ -20,9 +21,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from daemon.processes import child_environment, die_with_parent, is_stopped, module_command
+from daemon.processes import TOKEN_VARIABLE, child_environment, die_with_parent, is_stopped, module_command
 from daemon.rank.command_line import (
     EXIT_AGAIN,
     EXIT_NOT_JOINED,
@@ -33,6 +35,9 @@ from daemon.rank.command_line import (
     add_connection,
 )
 from daemon.rank.errors import BadOption
+from ipc.errors import IpcError
+from ipc.keys import load_client_keys
+from ipc.standby import Standby
 
 WITHOUT_DAEMON_S = 600.0
 SURELY_JOINED_S = JOIN_TIMEOUT_S + 10  # a process that lived so long had joined
@@ -40,6 +45,7 @@ JOIN_LEAST_S = 1.0
 PAUSE_FIRST_S, PAUSE_MOST_S = 0.1, 5.0
 FROZEN_S = 15.0
 LOOK_S = 0.2
+OVER_WITHIN_S = 5.0  # for a process to end by itself, once it is over
 # Names of one number under each launcher; the first that is set counts.
 RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -134,11 +140,12 @@ class Epochs:
         join_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        over: Callable[[], bool] = bool,
     ) -> None:
-        """`start` is given the seconds within which the process must be taken in."""
+        """`start` is given the seconds within which the process must be taken in. `over`: the daemon said so to us."""
         self._start = start
         self._join_timeout_s = join_timeout_s
-        self._clock, self._pause = clock, pause
+        self._clock, self._pause, self._over = clock, pause, over
         self._child: subprocess.Popen[bytes] | None = None
         self._signal = 0
 
@@ -153,6 +160,8 @@ class Epochs:
             code = self._wait(self._child)
             if code in (EXIT_STOPPED, EXIT_USAGE):
                 return code
+            if self._over():
+                return EXIT_STOPPED
             now = self._clock()
             if code in (EXIT_AGAIN, EXIT_ORPHANED) or now - started > SURELY_JOINED_S:
                 pause_s, heard = PAUSE_FIRST_S, now
@@ -163,6 +172,8 @@ class Epochs:
                 )
                 return EXIT_NOT_JOINED
             self._pause(pause_s)
+            if self._over():
+                return EXIT_STOPPED
             pause_s = min(pause_s * 2, PAUSE_MOST_S)
         return 128 + self._signal
 
@@ -173,14 +184,19 @@ class Epochs:
             self._child.terminate()
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        """Its exit code, once it has ended; one that is frozen is killed."""
+        """Its exit code, once it has ended; one that is frozen, or does not end when it is over, is killed."""
         stopped_since: float | None = None
+        over_since: float | None = None
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(LOOK_S)
             if self._signal:
                 child.terminate()  # the signal may have come while this one was being started
             now = self._clock()
+            if self._over():
+                over_since = now if over_since is None else over_since
+                if now - over_since > OVER_WITHIN_S:
+                    child.kill()
             if not is_stopped(child.pid):
                 stopped_since = None
             elif stopped_since is None:
@@ -210,10 +226,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             [*command, "--join-timeout", f"{join_within_s:g}"], env=environ, stdin=subprocess.DEVNULL
         )
 
-    epochs = Epochs(start, options.join_timeout)
+    standby = _standby(options, place)
+    more: dict[str, Any] = {"pause": standby.pause, "over": standby.over} if standby is not None else {}
+    epochs = Epochs(start, options.join_timeout, **more)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, epochs.end)
-    return epochs.run()
+    code = epochs.run()
+    if standby is not None:
+        standby.close()
+    return code
+
+
+def _standby(options: argparse.Namespace, place: RemotePlace) -> Standby | None:
+    """None where no daemon can be reached so: the rank's own process says why, and ends with code 2."""
+    try:
+        keys = load_client_keys(Path(options.keys), options.client) if options.keys else None
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        return Standby(
+            options.endpoint, stage=place.stage, rank=place.rank, token=token, keys=keys, insecure=options.insecure
+        )
+    except IpcError:
+        return None
 
 
 if __name__ == "__main__":

@@ -169,6 +169,22 @@ async def test_ranks_between_two_epochs_end_with_the_daemon(tmp_path: Path) -> N
                 assert await codes_of(ranks) == [0, 0]
 
 
+async def test_a_rank_whose_process_cannot_hear_ends_with_the_daemon(tmp_path: Path) -> None:
+    """SIGSTOP, then the daemon ends in order: who started the process is told, within the time that everybody has."""
+    endpoint, keys, run_dir = f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys", tmp_path / "run"
+    make_keys(keys, ["rank", "frontend"])
+    flags = ["--tp", "2", "--rank-launch", "wait", "--ranks-endpoint", endpoint, "--keys", str(keys)]
+    own = load_client_keys(keys, "frontend")
+    with placed(endpoint, keys, tmp_path / "ranks.out") as ranks:
+        async with running(run_dir, *flags, environ=TOKEN, keys=own) as (daemon, _):
+            with trio.fail_after(PATIENCE_S):
+                psutil.Process(ranks[1].pid).children()[0].suspend()
+                daemon.send(signal.SIGTERM)
+                assert await daemon.code() == Exit.CLEAN
+                assert await codes_of(ranks) == [0, 0]
+    assert not daemon.lines("RanksNotTold")
+
+
 async def test_ranks_are_told_of_an_end_that_is_hurried_too(tmp_path: Path) -> None:
     """SIGTERM three times: nobody waits for what runs, but every rank hears that no other life follows."""
     endpoint, keys, run_dir = f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys", tmp_path / "run"

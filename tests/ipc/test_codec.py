@@ -90,6 +90,7 @@ EXAMPLES: dict[Callable[[bytes], Any], list[Any]] = {
         m.Fault(0, 0, 3, "what", "trace"),
         m.Heartbeat(0, 0, 2, 1),
         m.Left(0, 1, True),
+        m.StandsBy(0, 1, "token"),
     ],
 }
 PAIRS = [(decode, message) for decode, messages in EXAMPLES.items() for message in messages]
@@ -302,5 +303,5 @@ def test_a_version_has_its_messages() -> None:
     }
     assert {m.PROTOCOL_VERSION: " ".join(sorted(names))} == {
         2: "Abort Accepted Acknowledge Answer Ask Begin Connect Continued Explain Explained Fault FinishAt Finished "
-        "Generate Heartbeat Hello Join Left Ready Refused Rejected Report Resume Step Stop TokenBatch Welcome"
+        "Generate Heartbeat Hello Join Left Ready Refused Rejected Report Resume StandsBy Step Stop TokenBatch Welcome"
     }

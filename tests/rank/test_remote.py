@@ -129,8 +129,11 @@ class Script:
     def terminate(self) -> None:
         self.codes.insert(0, (-signal.SIGTERM, 0.0))
 
-    def epochs(self, join_timeout_s: float) -> Epochs:
-        return Epochs(self.start, join_timeout_s, lambda: self.now, self.pause)
+    def kill(self) -> None:
+        self.codes.insert(0, (-signal.SIGKILL, 0.0))
+
+    def epochs(self, join_timeout_s: float, over: Callable[[], bool] = bool) -> Epochs:
+        return Epochs(self.start, join_timeout_s, lambda: self.now, self.pause, over)
 
 
 def test_a_rank_comes_back_for_each_epoch_until_it_is_over() -> None:
@@ -158,6 +161,27 @@ def test_a_process_may_take_no_longer_to_join_than_is_left() -> None:
         script = Script([(EXIT_NOT_JOINED, life) for life in lives])
         assert script.epochs(join_timeout_s).run() == EXIT_NOT_JOINED
         assert script.allowed == pytest.approx(allowed)
+
+
+def test_a_rank_that_is_between_two_processes_when_it_is_over_starts_no_other() -> None:
+    """The daemon ended while one crashed and the next was waited for: code 0, not ten minutes of looking for it."""
+    for over_at in (5.0, 5.2):  # in the last moment of a process, or in the pause behind it
+        script = Script([(EXIT_FAULT, 1.0), (EXIT_FAULT, 3.9)])
+        assert script.epochs(600, lambda at=over_at, script=script: script.now >= at).run() == EXIT_STOPPED
+        assert script.codes == []
+
+
+def test_a_process_that_does_not_end_when_it_is_over_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen, or in something that takes its time: its starter heard the last word for it."""
+    monkeypatch.setattr(remote, "LOOK_S", 0.001)
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    looks = iter(range(10_000))
+    epochs = Epochs(lambda _: child, 600, lambda: next(looks) / 4, lambda _: None, over=lambda: True)
+    assert epochs.run() == EXIT_STOPPED
+    assert child.returncode == -signal.SIGKILL
+    assert next(looks) / 4 > remote.OVER_WITHIN_S, "it had the time to end by itself"
+    assert child.stdin is not None
+    child.stdin.close()
 
 
 @pytest.mark.e2e
