@@ -1,8 +1,9 @@
 """`bandmaster bench what-if`: records a pressured run of a real daemon on modeled ranks, predicts changes, reruns them.
 
 Owns the run that is recorded and the table of how far each prediction is off. Must never judge: times are the machine's
-too, and a busy one is slow in one run and not in the next. Predictions are done before anything is run again. Exit code
-0; 1 where a run failed; 2 for bad arguments.
+too, and a busy one is slow in one run and not in the next. Predictions are done before anything is run again. Ranks are
+blind: they compute nothing, so that a forward takes what it is told to, and say a token by its position, so that a stop
+id of each request's own ends it where that was drawn. Exit code 0; 1 where a run failed; 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from allocator.columns import pack_i64
+from allocator.columns import Int64s, pack_i64
 from daemon.config import ConfigError, resolve
 from journal.storage import DiskStorage
 from tools.own_server import ServerFailed
@@ -36,7 +39,7 @@ from tools.whatif.rows import CHANGED, PACED, RECORDED, RERUN, ROWS, UNCHANGED, 
 from tools.whatif.show import judged, show, with_bar
 from tools.whatif.traffic import Traffic
 
-EOS = 2
+VOCAB_SIZE, FIRST_TOKEN = 49_152, 32  # as ranks have them where nothing is said
 DEPTH = 16  # layers of the toy: a page of 32 tokens takes 4,096 bytes
 PAGE_TOKENS, PAGE_BYTES = 32, 4096
 SHOWN = (
@@ -70,7 +73,7 @@ def _documents(options: argparse.Namespace) -> list[Sending]:
 
 
 WORLDS = {
-    "talks": Served(_talks, Load().requests, Load().seconds, 60_000, 20, 33, {}),
+    "talks": Served(_talks, Load().requests, Load().seconds, 40_000, 20, 33, {}),
     "documents": Served(
         _documents,
         Documents().requests,
@@ -147,17 +150,29 @@ def record(options: argparse.Namespace, directory: Path) -> Path:
     delays = f"delay_us={options.delay_us},token_delay_us={options.token_delay_us}"
     flags = {
         "rank_runner": "modeled",
-        "rank_option": f"{delays},eos_ppm={1_000_000 // world.output_tokens},depth={DEPTH}",
+        "rank_option": f"{delays},depth={DEPTH},blind=1",
         "page_size": str(PAGE_TOKENS),
         "enable_priority_preemption": "true",
         **world.flags,
     }
     settings = settings_for(resolve("daemon", flags, {}), PAGE_BYTES * (options.pages + 1))
-    stops = pack_i64([EOS])
-    requests = [
-        one._replace(generate=msgspec.structs.replace(one.generate, stop_ids=stops)) for one in world.draw(options)
-    ]
-    return run_server(settings, requests, directory)
+    return run_server(settings, ending(world.draw(options), world.output_tokens, options.seed), directory)
+
+
+def blind_tokens(positions: Int64s) -> Int64s:
+    """What blind ranks say at these positions (int64)."""
+    return positions % (VOCAB_SIZE - FIRST_TOKEN) + FIRST_TOKEN
+
+
+def ending(requests: list[Sending], output_tokens: int, seed: int) -> list[Sending]:
+    """Each with an end of its own: most outputs are short and few long, and so long on the mean beyond their least."""
+    rng, found = random.Random(f"ends/{seed}"), []
+    for one in requests:
+        generate = one.generate
+        most = min(generate.min_tokens + 1 + int(rng.expovariate(1 / output_tokens)), generate.max_tokens or 1)
+        last = blind_tokens(np.array([len(generate.prompt) // 8 + most - 1]))
+        found.append(one._replace(generate=msgspec.structs.replace(generate, stop_ids=pack_i64(last))))
+    return found
 
 
 def ask(options: argparse.Namespace, asked: list[list[Change]], run_dir: Path) -> list[dict[str, Any]]:
@@ -232,5 +247,15 @@ def tell(documents: list[dict[str, Any]], brief: bool) -> None:
             show(document)
     print_table(console, table(documents))
     if brief:
-        for note in dict.fromkeys(note for document in documents for note in document["notes"]):
+        for note in told_once(documents):
             console.print(f"note: {note}", soft_wrap=True, markup=False)
+
+
+def told_once(documents: list[dict[str, Any]]) -> list[str]:
+    """The notes of all questions: what is said of each once, and what is said of one alone with its change."""
+    notes = dict.fromkeys(note for document in documents for note in document["notes"])
+    found = []
+    for note in notes:
+        of = [" ".join(document["changes"]) for document in documents if note in document["notes"]]
+        found.append(note if len(of) == len(documents) else f"{', '.join(of)}: {note}")
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,12 @@ import msgspec
 import pytest
 import trio
 
-from allocator.columns import pack_i64
 from allocator.geometry import BandGeometry
 from daemon.core.limits import CoreConfig
 from daemon.settings_table import Settings
-from ipc.messages import Sampling
-from tests.tools.whatif_runs import EOS, geometry_of, serve
+from tests.tools.whatif_runs import geometry_of, serve
 from tools import bench_what_if
-from tools.bench_what_if import WORLDS, parse, table
+from tools.bench_what_if import WORLDS, blind_tokens, ending, parse, table, told_once
 from tools.simulate.engine import Times
 from tools.whatif import rerun
 from tools.whatif.account import Figures
@@ -40,18 +37,14 @@ TIMES = Times(WORLD.delay_us * 1000, WORLD.token_delay_us * 1000, WORLD.token_de
 
 
 def simulated(seed: int, pages: int = 512, **changed: Any) -> Figures:
-    """The figures of the world's traffic on a simulated device; outputs are as long as ranks make them on the mean."""
-    rng, traffic = random.Random(seed), []
-    for at, sending in enumerate(draw_documents(Documents(), seed)):
-        prompt_tokens = len(sending.generate.prompt) // 8
-        output = min(1 + int(rng.expovariate(1 / WORLD.output_tokens)), Documents().max_tokens)
-        generate = msgspec.structs.replace(
-            sending.generate, id=f"d{at}", sampling=Sampling(temperature=0.0), stop_ids=pack_i64([EOS])
-        )
-        leaves = {"leaves_ms": (sending.hang_up_ns - sending.at_ns) // 10**6} if sending.hang_up_ns > 0 else {}
-        traffic.append((sending.at_ns, generate, (prompt_tokens << 20) + output, leaves))
+    """The figures of the world's traffic on a simulated device that says what blind ranks say."""
+    traffic = []
+    for one in ending(draw_documents(Documents(), seed), WORLD.output_tokens, seed):
+        leaves = {"leaves_ms": (one.hang_up_ns - one.at_ns) // 10**6} if one.hang_up_ns > 0 else {}
+        traffic.append((one.at_ns, one.generate, 0, leaves))
     config = msgspec.structs.replace(CONFIG, **changed)
-    return serve(config, geometry_of(BANDS, bench_what_if.PAGE_BYTES * (pages + 1), config), traffic, None, TIMES)
+    geometry = geometry_of(BANDS, bench_what_if.PAGE_BYTES * (pages + 1), config)
+    return serve(config, geometry, traffic, None, TIMES, lambda seeds, positions: blind_tokens(positions))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -65,11 +58,11 @@ def test_it_matters_what_the_cache_keeps_of_documents(seed: int) -> None:
 
 def test_arena_order_and_rows_matter_too() -> None:
     """So that no prediction is right by saying what was recorded."""
-    recorded = simulated(1)
-    assert simulated(1, 640)["cached_tokens"] > 1.05 * recorded["cached_tokens"]
-    assert simulated(1, 384)["cached_tokens"] < 0.9 * recorded["cached_tokens"]
-    assert simulated(1, schedule_policy="lpm")["waiting_ms"]["mean"] < 0.9 * recorded["waiting_ms"]["mean"]
-    assert simulated(1, max_running_requests=24)["waiting_ms"]["mean"] < 0.9 * recorded["waiting_ms"]["mean"]
+    recorded = simulated(2)
+    assert simulated(2, 640)["cached_tokens"] > 1.05 * recorded["cached_tokens"]
+    assert simulated(2, 384)["cached_tokens"] < 0.9 * recorded["cached_tokens"]
+    assert simulated(2, schedule_policy="lpm")["waiting_ms"]["mean"] < 0.9 * recorded["waiting_ms"]["mean"]
+    assert simulated(2, max_running_requests=24)["waiting_ms"]["mean"] < 0.9 * recorded["waiting_ms"]["mean"]
 
 
 def test_the_traffic_hangs_on_the_seed_alone() -> None:
@@ -115,6 +108,12 @@ def test_the_table_begins_with_what_a_replay_without_changes_misses() -> None:
     assert rows[0][:6] == ("nothing", "prompt tokens found in the cache", "1,000", "900", "1,000", "-10.0% !")
     (asked,) = [row for row in rows if row[0] == "eviction_policy=lru"]
     assert asked[2:] == ("1,000", "2,000 \u00b110%", "1,850", "+8.1%", "1,600", "-13.5% !")
+
+
+def test_a_note_of_every_question_is_told_once_and_one_of_its_own_with_the_change() -> None:
+    """A reader of the last table alone sees whose doubt it is."""
+    documents = [{"changes": [name], "notes": ["both", *own]} for name, own in (("a=1", []), ("b=2", ["mine"]))]
+    assert told_once(documents) == ["both", "b=2: mine"]
 
 
 def a_run(name: int, use: Any = None) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.tools.whatif_runs import CONFIG, FACTS, FULL, HYBRID, TIMES, geometry
 from tools.simulate.engine import NS_PER_S, Engine, Times
 from tools.simulate.recording import Recording
 from tools.whatif.account import Figures
+from tools.whatif.command import main
 from tools.whatif.doubts import FIT_OFF_MAX, doubts, other_pace
 from tools.whatif.pace import Pace, Work
 from tools.whatif.rows import RECORDED, UNCHANGED
@@ -40,12 +42,10 @@ def figures(**changed: Any) -> Figures:
     return Figures(plain | {"waiting_ms": times, "first_token_ms": times, "request_ms": times} | changed)
 
 
-def test_a_pace_that_does_not_fit_and_a_replay_that_is_not_the_record_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a run whose machine was slow for a while the notes say first that its figures are not to be trusted."""
+def record_slow_at_first(into: Path) -> None:
+    """A run of which the first hundred forwards are slow."""
     SlowAtFirst.calls = 0
-    with Recording(tmp_path, CONFIG) as recording:
+    with Recording(into, CONFIG) as recording:
         times = SlowAtFirst(*TIMES)
         engine = Engine(CONFIG, geometry_of(FULL, 40_960), FACTS, times, tokens=lengths, recording=recording)
         for at_ns, generate, seed, _ in requests(7, 70, patient=True):
@@ -53,6 +53,13 @@ def test_a_pace_that_does_not_fit_and_a_replay_that_is_not_the_record_are_told(
             engine.submit(generate, seed)
         engine.run()
         recording.close(engine.now_ns, "served", engine.core)
+
+
+def test_a_pace_that_does_not_fit_and_a_replay_that_is_not_the_record_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run whose machine was slow for a while the notes say first that its figures are not to be trusted."""
+    record_slow_at_first(tmp_path)
     found = ask(capsys, str(tmp_path))
     error, off = found["paces"][RECORDED]["error"], found["off"][UNCHANGED]["waiting, mean"]
     assert error > FIT_OFF_MAX
@@ -60,6 +67,18 @@ def test_a_pace_that_does_not_fit_and_a_replay_that_is_not_the_record_are_told(
     assert found["notes"][0].startswith(f"recorded: the pace fits badly: single forwards are {error:.0%} of their mean")
     assert "more than 10% off what was recorded" in found["notes"][1]
     assert f"({off:+.0%})" in found["notes"][1]
+
+
+def test_a_machine_that_was_slow_for_a_while_is_slow_then_in_the_replays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What forwards are off the pace is drawn from about the same time: several replays come nearer than one does."""
+    record_slow_at_first(tmp_path)
+    alone = ask(capsys, str(tmp_path))["off"][UNCHANGED]
+    assert main([str(tmp_path), "--json", "--replays", "7"]) == 0
+    several = json.loads(capsys.readouterr().out)["off"][UNCHANGED]
+    for name in ("waiting, mean", "time to first token, mean", "whole request, mean"):
+        assert abs(several[name]) < 0.6 * abs(alone[name]), name
 
 
 @pytest.mark.parametrize(("bands", "arena_bytes"), [(FULL, 40_960), (HYBRID, 122_880)])

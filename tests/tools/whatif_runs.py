@@ -15,7 +15,7 @@ from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.settings_table import Settings
 from ipc.messages import Generate, ModelFacts
-from tools.simulate.engine import GREEDY, NS_PER_S, Engine, Times
+from tools.simulate.engine import GREEDY, NS_PER_S, Engine, Times, TokenRule
 from tools.simulate.recording import Recording
 from tools.whatif.account import Account, Figures
 from tools.whatif.changes import changed_geometry
@@ -110,10 +110,11 @@ def serve(
     traffic: list[tuple[int, Generate, int, dict[str, Any]]],
     into: Path | None,
     times: Times = TIMES,
+    tokens: TokenRule = lengths,
 ) -> Figures:
     """Run the traffic on a simulated device, as a journal if `into` is given; its figures."""
     recording = Recording(into, config) if into is not None else None
-    engine = Engine(config, geometry, FACTS, times, tokens=lengths, recording=recording)
+    engine = Engine(config, geometry, FACTS, times, tokens=tokens, recording=recording)
     account = follow(engine)
     doings: list[tuple[int, int, Any]] = []
     for at, (at_ns, generate, seed, after) in enumerate(traffic):

@@ -22,11 +22,11 @@ class Documents(NamedTuple):
 
     requests: int = 260
     seconds: float = 28.0
-    documents: int = 12
+    documents: int = 13
     document_tokens: int = 640
     question_tokens: tuple[int, int] = (16, 64)
     once_one_in: int = 2  # texts that come once
-    once_tokens: tuple[int, int] = (250, 750)
+    once_tokens: tuple[int, int] = (300, 800)
     max_tokens: int = 300
     urgent_one_in: int = 4  # with a priority: under preemption they take the place of others
     hang_up_one_in: int = 12  # clients that leave before they have everything

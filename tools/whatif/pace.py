@@ -2,9 +2,9 @@
 
 Owns the samples and the fit. Must never read a clock. A forward takes from the report before its own to its own; where
 none was in flight it starts `start_ns` behind its tick: the way to the ranks and back. Those are left out of the fit
-(unless most are such, as without overlap), and fewer than `IDLE_LEAST` of them say nothing: the first forward of all
-warms up. What no forward explains (a paused machine, a debugger) is left out and counted. Memory is bounded: of very
-many forwards every second, fourth, ... is kept.
+(unless most are such, as without overlap), and fewer than `IDLE_LEAST` of them say nothing. An epoch's first forward
+warms ranks up, and takes `warm_ns` more. What no forward explains (a paused machine, a debugger) is left out and
+counted. Memory is bounded: of very many forwards every second, fourth, ... is kept.
 
     forward = fixed + prompt tokens * prompt_token + decoding rows * decoding_row + 1,000 positions read * context
 
@@ -32,12 +32,14 @@ ROUNDS = 6  # of the fit, each with the last one's weights
 LEAST_SHARE = 0.2  # of the median forward: what is shorter counts no more for that
 LEAST_TIMES = 0.05  # what counts as noise at least, of the median forward
 FEATURES = 4
+WARM_LEAST = 0.1  # of the fixed part of a forward: what a first one took longer is not chance
 IDLE_LEAST = 8  # forwards that found the ranks idle, before anything is made of them
 SOON_PERCENT = 25.0  # single forwards are off to both sides
 STRETCH = 32  # forwards
 SLOW_TIMES = 1.5  # a stretch that took so many times what is predicted was slow
 
 Floats = NDArray[np.float64]
+NOTHING: Floats = np.zeros(0)
 
 
 class Work(NamedTuple):
@@ -61,9 +63,11 @@ def work_of(forward: Forward) -> Work:
 
 class Pace(NamedTuple):
     """Nanoseconds. `turn_ns` is from what lets a step be formed to its tick, `start_ns` from a tick to a forward that
-    finds the ranks idle; `error` the mean deviation of the fitted forwards, as a part of their mean, `stretch` that of
-    stretches; `slow_ns` of `fitted_ns` were spent in slow stretches, which took `slow_times` what is predicted;
-    `pauses` how many were left out, which took `paused_ns`."""
+    finds the ranks idle, `warm_ns` what the first one of an epoch takes longer; `error` the mean deviation of the
+    fitted forwards, as a part of their mean, `stretch` that of stretches; `slow_ns` of `fitted_ns` were spent in slow
+    stretches, which took `slow_times` what is predicted; `pauses` how many were left out, which took `paused_ns`;
+    `off_ns` by how much each fitted forward, in their order, took longer than predicted, and `at_ns` when its tick was,
+    behind the first."""
 
     fixed_ns: float
     prompt_token_ns: float
@@ -75,15 +79,13 @@ class Pace(NamedTuple):
     error: float = 0.0
     pauses: int = 0
     paused_ns: int = 0
+    warm_ns: int = 0
     stretch: float = 0.0
     fitted_ns: int = 0
     slow_ns: int = 0
     slow_times: float = 0.0
-
-    @property
-    def drift(self) -> float:
-        """What stretches are off beyond what single forwards explain that differ by chance, as a part of their mean."""
-        return max(self.stretch**2 - self.error**2 / STRETCH, 0.0) ** 0.5
+    off_ns: Floats = NOTHING
+    at_ns: Floats = NOTHING
 
     def forward_ns(self, work: Work) -> int:
         """What one forward takes."""
@@ -99,8 +101,10 @@ class Samples:
     """Forwards with their times, taken as a journal is read."""
 
     def __init__(self) -> None:
-        self._rows = array("d")  # prompt tokens, decoding rows, context, tick, report before, report
+        self._rows = array("d")  # prompt tokens, decoding rows, context, tick; behind that, report before and report
         self._turns = array("d")
+        self._first_ns = -1  # the first tick
+        self._firsts: list[tuple[Work, int]] = []
         self._every = 1
         self._seen = 0
         self.forwards = 0
@@ -110,12 +114,19 @@ class Samples:
         self.forwards += 1
         if self._skips():
             return
-        # Times relative to the tick, so that a float holds them.
-        self._rows.extend((*work, 0.0, float(before_ns - tick_ns), float(reported_ns - tick_ns)))
+        # Times relative to others, so that a float holds them.
+        self._first_ns = tick_ns if self._first_ns < 0 else self._first_ns
+        at_ns = float(tick_ns - self._first_ns)
+        self._rows.extend((*work, at_ns, float(before_ns - tick_ns), float(reported_ns - tick_ns)))
         if len(self._rows) > KEPT_MAX * 6:
             table = np.frombuffer(self._rows).reshape(-1, 6)[::2].copy()
             self._rows = array("d", table.ravel().tolist())
             self._every *= 2
+
+    def first(self, work: Work, took_ns: int) -> None:
+        """An epoch's first forward, which took so long from its tick to its report."""
+        self.forwards += 1
+        self._firsts.append((work, took_ns))
 
     def turned(self, took_ns: int) -> None:
         """A tick came so long after it could."""
@@ -125,14 +136,14 @@ class Samples:
     def fit(self) -> Pace:
         """The pace of all forwards; ValueError where there is none."""
         if not self._rows:
-            raise ValueError("no forward was reported")
+            raise ValueError("no forward was reported but the first of an epoch, which warms ranks up")
         table = np.frombuffer(self._rows).reshape(-1, 6)
         features = np.column_stack([np.ones(len(table)), table[:, :3]])
         ticks, before, reported = table[:, 3], table[:, 4], table[:, 5]
-        idle = before <= ticks
+        idle = before <= 0
         alone = bool(np.count_nonzero(idle) * 2 > len(table))
         fitted = np.ones(len(table), bool) if alone else ~idle
-        took = reported - np.maximum(before, ticks)
+        took = reported - np.maximum(before, 0)
         weights = _robust(features[fitted], took[fitted])
         start, behind = 0.0, reported - features @ weights
         if not alone and np.count_nonzero(idle) >= IDLE_LEAST:
@@ -147,6 +158,8 @@ class Samples:
         stretch, slow_ns, slow_times = _stretches(took[~paused], predicted[~paused])
         turn = int(np.median(np.frombuffer(self._turns))) if self._turns else 0
         fixed, prompt, decoding, context = (float(weight) for weight in weights)
+        later = [took_ns - start - float(weights @ (1, *work)) for work, took_ns in self._firsts]
+        warm = float(np.mean(later)) if later else 0.0
         return Pace(
             fixed_ns=fixed,
             prompt_token_ns=prompt,
@@ -156,12 +169,15 @@ class Samples:
             turn_ns=max(turn, 0),
             forwards=self.forwards,
             error=float(off),
+            warm_ns=round(warm) if warm > WARM_LEAST * fixed else 0,
             pauses=int(np.count_nonzero(paused)) * self._every,
             paused_ns=int(took[paused].sum()) * self._every,
             stretch=stretch,
             fitted_ns=int(took[~paused].sum()) * self._every,
             slow_ns=int(slow_ns) * self._every,
             slow_times=slow_times,
+            off_ns=(took - predicted)[~paused],
+            at_ns=ticks[fitted][~paused],
         )
 
     def work(self) -> Work:

@@ -131,6 +131,7 @@ class Reader:
         self._flights: deque[tuple[int, int, Work | None]] = deque()  # seq, tick, work
         self._reported_ns = 0
         self._wants_ns = -1
+        self._warms_up = False
         self._used = self._allowed = 0  # output tokens of requests that ended by themselves, and their limits
 
     def read(
@@ -262,6 +263,7 @@ class Reader:
                 found.facts = item.facts
                 found.geometries.append(item.geometry)
                 self._flights.clear()
+                self._warms_up = True
             elif isinstance(item, inputs.EpochEnded):
                 found.losses += 1
                 found.away.lost("ranks", item.now_ns)
@@ -400,7 +402,10 @@ class Reader:
             self._wants_ns = -1
         if isinstance(item, inputs.Reported) and self._flights and self._flights[0][0] == item.seq:
             _, tick_ns, work = self._flights.popleft()
-            if work is not None:
+            if work is not None and self._warms_up:
+                self._found.samples.first(work, item.now_ns - tick_ns)
+                self._warms_up = False
+            elif work is not None:
                 self._found.samples.add(work, tick_ns, self._reported_ns, item.now_ns)
             self._reported_ns = item.now_ns
         if out.step is not None:

@@ -44,13 +44,17 @@ def document(
         "directory": directory,
         "changes": changes,
         **facts,
-        "paces": {name: pace._asdict() for name, pace in paces.items()},
+        "paces": {name: _numbers(pace) for name, pace in paces.items()},
         "runs": {name: dict(figures) for name, figures in runs.items()},
         "off": {one: {"from": truth, **compared(runs, one, truth)} for one, truth in truths.items()},
         "bars": bars(runs),
         "outside": {one: [row.name for row in ROWS if row.compared and outside(runs, one, row)] for one in truths},
         "notes": notes,
     }
+
+
+def _numbers(pace: Pace) -> dict[str, Any]:
+    return {name: value for name, value in pace._asdict().items() if name not in ("off_ns", "at_ns")}
 
 
 def show(found: dict[str, Any]) -> None:
@@ -91,12 +95,13 @@ def _pace(name: str, pace: dict[str, Any]) -> str:
     ):
         if pace[part] >= LEAST_SHOWN_NS:
             parts.append(f"{pace[part] / 1e3:,.1f} us for {what}")
+    warm = f", an epoch's first takes {duration(pace['warm_ns'] / 1e6)} more" if pace["warm_ns"] else ""
     paused = f"; {pace['pauses']} pauses of {duration(pace['paused_ns'] / 1e6)} left out" if pace["pauses"] else ""
     return (
         f"{name}: a forward takes {' + '.join(parts)} (fitted to {pace['forwards']:,d} reports, single ones are off by "
-        f"{pace['error']:.1%}, {STRETCH} in a row by {pace['stretch']:.1%}{paused}); idle ranks begin "
-        f"{pace['start_ns'] / 1e6:,.2f} ms behind a tick, which comes {pace['turn_ns'] / 1e6:,.2f} ms behind what "
-        "allows it"
+        f"{pace['error']:.1%}, {STRETCH} in a row by {pace['stretch']:.1%}{paused}){warm}; idle ranks "
+        f"begin {pace['start_ns'] / 1e6:,.2f} ms behind a tick, which comes {pace['turn_ns'] / 1e6:,.2f} ms behind "
+        "what allows it"
     )
 
 

@@ -37,7 +37,7 @@ from tools.whatif.traffic import NEVER, WHOLE, Event, LifeBegan, LifeEnded, Traf
 
 IDLE_TICKS_MAX = 1000
 TELL_EVENTS = 256
-SIGMA_OF_MEAN = 1.2533  # of a normal deviation, by its mean size
+ABOUT = 0.1  # of a run's forwards, to either side: what ran at about the same time
 MADE_UP = 2_654_435_761  # spreads made-up tokens over the vocabulary
 
 
@@ -81,7 +81,9 @@ class World:
         self._free_ns = 0  # when the ranks have nothing more to do
         self._now_ns = 0
         self._idle_ticks = 0
-        self._forwards, self._slow = 0, 1.0
+        self._forwards = self._drawn = 0
+        self._first_ns = NEVER  # the first forward
+        self._warm_ns = 0  # what the next forward takes longer
 
     def run(self, tell: Callable[[float], None] | None = None) -> Account:
         """Everything, until all has ended, or as far as the record goes; `tell` hears which part is done."""
@@ -109,6 +111,7 @@ class World:
             self._lose()
         elif isinstance(event, inputs.EpochBegan):
             self._facts = event.facts
+            self._warm_ns = self._pace.warm_ns
             geometry = self._made.geometry(event.geometry, event.facts)
             self._feed(inputs.EpochBegan(event.now_ns, event.epoch, geometry, event.facts))
         else:
@@ -207,14 +210,29 @@ class World:
         self._due.append(_Due(at_ns, inputs.Reported(at_ns, step.epoch, step.seq, rows, generations, tokens)))
 
     def _cost_ns(self, forward: Forward) -> int:
-        """What a forward takes: by the pace, and off it as single forwards and stretches of them were."""
-        cost_ns = self._pace.forward_ns(work_of(forward))
-        if self._rng is None:
+        """What a forward takes: by the pace, and as much off it as one was that ran, in stretches that are drawn."""
+        cost_ns = self._pace.forward_ns(work_of(forward)) + self._warm_ns
+        self._warm_ns = 0
+        off_ns = self._pace.off_ns
+        if self._rng is None or not len(off_ns):
             return cost_ns
         if self._forwards % STRETCH == 0:
-            self._slow = self._rng.gauss(1, SIGMA_OF_MEAN * self._pace.drift)
+            self._drawn = self._like_now(self._rng)
+        place = (self._drawn + self._forwards % STRETCH) % len(off_ns)
         self._forwards += 1
-        return max(0, round(cost_ns * (self._slow + self._rng.gauss(0, SIGMA_OF_MEAN * self._pace.error))))
+        return max(0, cost_ns + round(float(off_ns[place])))
+
+    def _like_now(self, rng: random.Random) -> int:
+        """The place of a forward that ran at about this time of its run, so that a machine that was slow for a while is
+        slow then here too; of any, behind the last."""
+        at_ns = self._pace.at_ns
+        self._first_ns = self._now_ns if self._first_ns == NEVER else self._first_ns
+        near = int(np.searchsorted(at_ns, self._now_ns - self._first_ns))
+        if near == len(at_ns):
+            return rng.randrange(near)
+        apart = max(STRETCH, round(ABOUT * len(at_ns)))
+        place = abs(near + rng.randint(-apart, apart))  # what lies in front of the first is as likely behind it
+        return place if place < len(at_ns) else rng.randrange(len(at_ns))
 
     def _sampled(self, numbers: Int64s, positions: Int64s) -> Int64s:
         assert self._facts is not None, "an epoch has its model's facts"
