@@ -11,12 +11,13 @@ from daemon.core import inputs
 from daemon.core.outputs import Outputs
 from tests.tools.test_whatif_replays import ask, same
 from tests.tools.whatif_runs import CONFIG, FACTS, FULL, TIMES, geometry_of, lengths, requests
-from tools.simulate.engine import NS_PER_S, Engine
+from tools.simulate.engine import NS_PER_S, Engine, Times
 from tools.simulate.recording import Recording
 from tools.whatif.command import main
 
 GEOMETRY = geometry_of(FULL, 40_960)
 DOWN_NS = 700_000_000
+WARM_NS = 400_000_000
 
 
 class Later(Engine):
@@ -138,3 +139,30 @@ def test_a_journal_without_requests_is_refused(tmp_path: Path, capsys: pytest.Ca
     for name, words in (("a", "no epoch"), ("b", "no request ever came")):
         assert main([str(tmp_path / name)]) == 2
         assert words in capsys.readouterr().err
+
+
+class WarmsUp(Times):
+    """Ranks whose very first forward takes longer."""
+
+    calls = 0
+
+    def forward_ns(self, prompt_tokens: int, decoding: int) -> int:
+        """Nanoseconds of one forward."""
+        WarmsUp.calls += 1
+        return super().forward_ns(prompt_tokens, decoding) + WARM_NS * (WarmsUp.calls == 1)
+
+
+def test_an_epochs_first_forward_is_as_slow_in_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everybody who came in the first second waits for it: the replay has that, and no other forward is slower."""
+    WarmsUp.calls = 0
+    with recording_of(tmp_path) as recording:
+        engine = Engine(CONFIG, GEOMETRY, FACTS, WarmsUp(*TIMES), tokens=lengths, recording=recording)
+        submit_until(engine, requests(7, 70, patient=True), 1 << 60)
+        engine.run()
+        recording.close(engine.now_ns, "served", engine.core)
+    found = ask(capsys, str(tmp_path))
+    pace = found["paces"]["recorded"]
+    assert pace["warm_ns"] == pytest.approx(WARM_NS, rel=0.02)
+    assert pace["fixed_ns"] == pytest.approx(TIMES.step_ns, rel=0.02)
+    assert abs(found["off"]["unchanged"]["waiting, mean"]) < 0.01
+    assert abs(found["off"]["unchanged"]["time to first token, mean"]) < 0.01
