@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -28,8 +29,8 @@ SMALL = [
     "--delay-us",
     "1000",
 ]
-LOSES_ONE = """
-import sys
+LOSES_ONE_AND_STALLS = """
+import sys, time
 if ["-m", "daemon"] == [word for word in getattr(sys, "orig_argv", []) if word in ("-m", "daemon")]:
     from daemon.gateway import Gateway
     send = Gateway._send_reply
@@ -37,6 +38,12 @@ if ["-m", "daemon"] == [word for word in getattr(sys, "orig_argv", []) if word i
         if not (type(reply.message).__name__ == "Finished" and reply.message.id == "gone-1-7"):
             send(self, reply)
     Gateway._send_reply = lose
+    from daemon.core.scheduler import SchedulerCore
+    aborted = SchedulerCore._aborted
+    def slow(self, item, out):
+        time.sleep(0.02)
+        aborted(self, item, out)
+    SchedulerCore._aborted = slow
 """
 
 
@@ -69,16 +76,16 @@ def test_clients_that_hang_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.e2e
-def test_a_lost_answer_is_found(
+def test_a_lost_answer_and_a_stall_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A daemon that does not tell one end: the journal has it, its client has not, and the command says whose."""
-    (tmp_path / "sitecustomize.py").write_text(LOSES_ONE)
+    """A daemon that does not tell one end, and whose cancels take 20 ms each: both are said, and nothing else."""
+    (tmp_path / "sitecustomize.py").write_text(LOSES_ONE_AND_STALLS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert main([*SMALL, "--pp", "1", "--patience", "5"]) == 1
-    shown = capsys.readouterr().out
-    assert "MISSED: round 1: 1 of 40 were not answered: gone-1-7" in shown
-    assert shown.count("MISSED") == 1
+    assert main([*SMALL, "--pp", "1", "--patience", "5", "--stall-ms", "500"]) == 1
+    lost, stall = [line for line in capsys.readouterr().out.splitlines() if line.startswith("MISSED")]
+    assert lost == "MISSED: round 1: 1 of 40 were not answered: gone-1-7"
+    assert re.fullmatch(r"MISSED: round 1: a kept stream paused for \d+ ms .*; the bound is 500 ms", stall)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Pauses: how long streams went without a token, within spans of time.
 
-Owns the arithmetic. Must never leave out a pause at an edge: one that begins before a span or ends behind it belongs to
-that span too, whole.
+Owns the arithmetic. Must never cut a pause at an edge: it belongs, whole, to the span in which it ends, so that one
+that begins just before the cancels is theirs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ class Span(NamedTuple):
 
 
 def pauses(streams: Iterable[Sequence[float]], span: Span) -> list[float]:
-    """The times between two arrivals of one stream that lie in a span, if only partly."""
+    """The times between two arrivals of one stream that end in a span."""
     return [
-        after - before
-        for arrivals in streams
-        for before, after in pairwise(arrivals)
-        if after > span.begin and before < span.end
+        after - before for arrivals in streams for before, after in pairwise(arrivals) if span.begin < after <= span.end
     ]
 
 
@@ -37,7 +34,7 @@ def steps_between(streams: Iterable[Sequence[tuple[int, int]]], span: Span) -> l
         after[1] - before[1]
         for arrivals in streams
         for before, after in pairwise(arrivals)
-        if after[0] > span.begin and before[0] < span.end
+        if span.begin < after[0] <= span.end
     ]
 
 

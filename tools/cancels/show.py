@@ -22,7 +22,7 @@ MISSED = "MISSED"
 LEGEND = (
     "alone: the kept streams with nothing beside them; crowd: until the first cancel; cancels: until the last end; "
     "after: behind it. Pauses: between two tokens of one kept stream, as its client saw them and by the steps in the "
-    "journal; apart: the most steps from one token to the next"
+    "journal, each where it ends; apart: the most steps from one token to the next"
 )
 
 
@@ -55,10 +55,9 @@ def print_result(console: Console, result: Result, title: str, stall_ms: float) 
 def held(rows: list[dict[str, Any]], stall_ms: float) -> str:
     """What a run without problems has shown."""
     cancels = sum(row["cancels"] for row in rows)
-    longest = max(row["longest_ms"] for row in rows)
-    return (
-        f"held: {cancels:,} cancels, each ended once; longest pause of a kept stream {longest:.0f} of {stall_ms:g} ms"
-    )
+    longest, before = (max(row[name] for row in rows) for name in ("longest_ms", "longest_before_ms"))
+    told = f"longest pause of a kept stream {longest:.0f} of {stall_ms:g} ms, {before:.0f} ms before the cancels"
+    return f"held: {cancels:,} cancels, each ended once; {told}"
 
 
 def _cancels(rows: list[dict[str, Any]], title: str) -> Table:
