@@ -152,8 +152,9 @@ class Settings:
         "seconds", 600.0, "restarts of ranks longer ago do not count", SERVER, low=1, high=86_400
     )
     epoch_losses_max: int = _row(
-        "int", 3, "a request ends with reason fault when all ranks were lost so often in a row while it ran and got no "
-        "further, the last time while it ran alone", SERVER, low=1, high=1000, zero="never",
+        "int", 3, "a request ends with reason fault when all ranks were lost so often in a row while it ran, each time "
+        "before it got 8 tokens further than ever, the last time while it ran alone", SERVER, low=1, high=1000,
+        zero="never",
     )  # fmt: skip
 
     # --- memory

@@ -15,7 +15,7 @@ from daemon.core.limits import CoreConfig
 from ipc.messages import Step
 
 SCHEMA_VERSION = 1
-DECISION_VERSION = 4  # raised when the core decides otherwise on equal inputs, or its state has other fields
+DECISION_VERSION = 5  # raised when the core decides otherwise on equal inputs, or its state has other fields
 
 
 class Opened(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -140,7 +140,7 @@ def _request(request: Request) -> list[Any]:
         request.last_wait,
         request.started,
         request.confirmed,
-        [request.losses, request.furthest_tokens, request.advanced_in],
+        [request.losses, request.furthest_tokens, request.advanced_in, request.advanced_from],
         request.prompt_logprobs,
         request.output_logprobs,
     ]

@@ -147,9 +147,9 @@ class RecoveredChoice(msgspec.Struct, array_like=True, frozen=True):
     `logprobs` are those of the prompt that were delivered, then one entry per output token;
     `prompt_logprobs_next` is the first prompt position whose were not. `started`: it had a row once, and found
     `cached_tokens` in the cache then (the rest as in `Finished`). `losses` epochs in a row died while it had a row and
-    did not get beyond `furthest_tokens` of prompt and output. `confirmed` of its output tokens no client can hold
-    otherwise (-1: all of them): those behind were computed by a life to which the client never came back, in place of
-    others that the machine had lost.
+    got hardly further; `furthest_tokens` of prompt and output are the most that it ever got to. `confirmed` of its
+    output tokens no client can hold otherwise (-1: all of them): those behind were computed by a life to which the
+    client never came back, in place of others that the machine had lost.
     """
 
     tokens: bytes

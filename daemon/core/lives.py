@@ -115,6 +115,7 @@ def _go_on(core: CoreState, request: Request, was: RecoveredChoice, now_ns: int,
     request.retractions, request.started = was.retractions, was.started
     request.cached_tokens, request.matched_tokens, request.hit_cut = was.cached_tokens, was.matched_tokens, was.hit_cut
     request.losses, request.furthest_tokens = was.losses, was.furthest_tokens
+    request.advanced_from = was.furthest_tokens
     core.enter(request, now_ns)
     core.totals.recovered += 1
     deadlines.watch(core, request, now_ns)

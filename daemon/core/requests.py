@@ -125,6 +125,7 @@ class Group:
 
 
 CAME_BACK = -1  # confirmed: in this life its client said what it holds
+ENOUGH_TOKENS = 8  # further in one epoch than ever before: it is not what the ranks died of (`daemon.core.suspects`)
 NEW = -2  # confirmed: accepted in this life; a client that sends it anew may hold anything, as `Resumed` then says
 
 
@@ -178,9 +179,10 @@ class Request:
     output_logprobs: list[RequestLogprobs] = field(default_factory=list)
     confirmed: int = NEW
     last_wait: str = ""
-    losses: int = 0  # epochs in a row that died while it had a row and got no further than before
+    losses: int = 0  # epochs in a row that died while it had a row and got hardly further than before (`suspects`)
     furthest_tokens: int = 0  # how far it ever got: the last position that a report showed computed or sampled, plus 1
     advanced_in: int = 0  # the newest epoch in which it got further
+    advanced_from: int = 0  # how far it had got when that epoch began
 
     @property
     def sequence_tokens(self) -> int:
@@ -200,4 +202,17 @@ class Request:
     def advance(self, tokens: int, epoch: int) -> None:
         """A report of this epoch shows that it got so far."""
         if tokens > self.furthest_tokens:
-            self.furthest_tokens, self.advanced_in, self.losses = tokens, epoch, 0
+            self.advanced_in, self.advanced_from = epoch, self.reached_before(epoch)
+            self.furthest_tokens = tokens
+            if tokens - self.advanced_from >= ENOUGH_TOKENS:
+                self.losses = 0
+
+    def reached_before(self, epoch: int) -> int:
+        """How far it had got, in tokens, when this epoch, the newest one, began."""
+        return self.advanced_from if self.advanced_in == epoch else self.furthest_tokens
+
+    def hold(self, tokens: int) -> None:
+        """A client brought output of it up to so many tokens: that it got so far is no progress of an epoch."""
+        more = max(0, tokens - self.furthest_tokens)
+        self.furthest_tokens += more
+        self.advanced_from += more

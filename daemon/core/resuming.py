@@ -123,8 +123,8 @@ def _adopt(core: CoreState, request: Request, held: Int64s, had: int, now_ns: in
         requeue(core, request, now_ns)
     request.kept, request.output_tokens = [held.tobytes()] if len(held) else [], len(held)
     request.match = None
-    if len(held):  # that is nobody's progress here
-        request.furthest_tokens = max(request.furthest_tokens, request.sequence_tokens)
+    if len(held):
+        request.hold(request.sequence_tokens)
     if request.group.sampling.logprobs >= 0:
         known = request.output_logprobs[: request.sure_tokens]
         replace_output(core, request, known + unknown(request.number, len(held) - len(known)))

@@ -1,18 +1,23 @@
-"""Suspects: requests that held a row in epoch after epoch that died, and got no further in any; each is tried alone.
+"""Suspects: requests that had a row in epoch after epoch that died, and got hardly further in any; each is tried alone.
 
 Owns the count of such epochs, the trial, and the end of a request under which they go on dying. Must never end anybody
 that ran beside others when the epoch died: that says nothing about it. Invariants: while an epoch has suspects nobody
-else starts, and at most one request has a row; whoever gets further than ever before is no suspect any more.
+else starts, and at most one request has a row; who gets `ENOUGH_TOKENS` further in one epoch is no suspect any more.
 
-    epoch lost   a row, and got further       -> 0 losses            (a token committed, or a prompt position reported
-                 a row, and got no further    -> one more             that none of its forwards had reached before)
-                 no row                       -> as before
-    epoch begins so many losses              -> suspect: most losses first, then as they came
-    trial        it gets further             -> acquitted: waits again behind the others, runs on if it was the last
-                 the epoch is lost           -> one more; `epoch_losses_max` of them: ends with reason fault
+    epoch lost   a row, and got enough further -> 0 losses            (tokens committed, or prompt positions reported
+                 a row, and did not            -> one more             that none of its forwards had reached before)
+                 no row                        -> as before
+    epoch begins so many losses               -> suspect: most losses first, then as they came
+    trial        it gets enough further       -> acquitted: waits again behind the others, runs on if it was the last
+                 it ends                      -> as it may end at any time
+                 the epoch is lost            -> one more; `epoch_losses_max` of them: ends with reason fault
 
 Losses grow only where an epoch ends, so the suspects of an epoch are known when it begins and everything is free. A
-trial is as long as its prefill and one token more, or only up to one more chunk, so all of them are over soon.
+trial is as long as its prefill and eight tokens more, or only up to one more chunk, so all of them are over soon.
+
+Enough is more than one token: what dies of decoding gets one from every prefill, and would go on for ever. It is
+little, since all that ran beside it are tried too, and because epochs in which nobody gets even that far use up the
+restarts of the daemon within seconds: deaths now and then, of whatever, leave every request more than that in between.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from daemon.core.inputs import EpochEnded
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Decided, Outputs
 from daemon.core.reasons import EndReason, Verdict
-from daemon.core.requests import Request
+from daemon.core.requests import ENOUGH_TOKENS, Request
 from daemon.core.requeue import requeue
 from daemon.core.state import CoreState
 
@@ -44,21 +49,23 @@ def line_up(core: CoreState) -> None:
 
 
 def standing(core: CoreState, request: Request) -> tuple[int, int]:
-    """Losses of a live request, and how far it ever got, in tokens, as if its row were lost now."""
+    """Losses of a live request, and how far it ever got, in tokens, as if its row were taken now."""
+    furthest = request.furthest_tokens
     if request.row >= 0:
         output = int(core.rows.output[request.row])
         if output > request.began_output:
-            return 0, request.prompt_tokens + output
-    return request.losses, request.furthest_tokens
+            furthest = max(furthest, request.prompt_tokens + output)
+    enough = furthest - request.reached_before(core.epoch) >= ENOUGH_TOKENS
+    return 0 if enough else request.losses, furthest
 
 
 def reported(core: CoreState, now_ns: int, out: Outputs) -> None:
-    """A forward came back: if the request on trial got further, it is none any more and makes place for the next."""
+    """A forward came back: who is on trial and got enough further is no suspect any more, and makes place."""
     request = core.trial
     assert request is not None, "asked while somebody is tried"
     assert request.row >= 0, "who is tried has a row"
-    advanced = request.advanced_in == core.epoch or int(core.rows.output[request.row]) > request.began_output
-    if not advanced:
+    _, furthest = standing(core, request)
+    if furthest - request.reached_before(core.epoch) < ENOUGH_TOKENS:
         return
     core.trial, request.losses = None, 0
     del core.suspects[request.number]
@@ -78,15 +85,15 @@ def wait_again(core: CoreState, request: Request, reason: str, now_ns: int, out:
 def lost(core: CoreState, request: Request, tried: bool, item: EpochEnded, out: Outputs) -> None:
     """The epoch died while the request had a row; `tried`: it ran alone."""
     assert request.row < 0, "what it had is given back"
-    if request.advanced_in == core.epoch:
+    if request.furthest_tokens - request.reached_before(core.epoch) >= ENOUGH_TOKENS:
         return
     request.losses += 1
     most = core.config.epoch_losses_max
     if not tried or not most or request.losses < most:
         return
     detail = (
-        f"{request.losses} epochs in a row were lost while it ran and got no further, in the last one nobody else ran"
-        f" (--epoch-losses-max {most}): {item.why}"
+        f"{request.losses} epochs in a row were lost while it ran, before it got {ENOUGH_TOKENS} tokens further, and in"
+        f" the last one nobody else ran (--epoch-losses-max {most}): {item.why}"
     )
     # What dies of a prompt dies of it in every choice that is no further.
     together = [request]

@@ -7,6 +7,7 @@ import pytest
 
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
+from daemon.core.requests import ENOUGH_TOKENS
 from daemon.core.suspects import standing
 from daemon.settings_table import Settings
 from tests.core.world import World
@@ -119,18 +120,28 @@ def test_a_choice_of_a_prompt_that_kills_takes_the_others_with_it() -> None:
     assert lost(world) == 3
 
 
+def reached(world: World) -> dict[int, int]:
+    """How far each live request ever got, in tokens."""
+    core = world.core._state
+    return {number: standing(core, one)[1] for number, one in core.requests.items()}
+
+
+def holders(world: World) -> list[int]:
+    """Requests with a row."""
+    return [number for number, one in world.core._state.requests.items() if one.row >= 0]
+
+
 def test_kills_between_which_a_request_gets_further_end_nobody() -> None:
-    """A rank dies again and again, whenever somebody got a token or a chunk more; nobody is ever suspected."""
+    """A rank dies again and again, whenever everybody got a little more; nobody is ever suspected."""
     world = World(CONFIG, pages=400)
     for number in range(6):
-        world.send(f"r{number}", 60 + number, 12)
+        world.send(f"r{number}", 60 + number, 60)
     deaths = 0
     while world.core.gauges()["live"]:
-        core = world.core._state
-        before = {number: standing(core, one)[1] for number, one in core.requests.items()}
+        before = reached(world)
         while world.turn():
-            holders = [one for one in core.requests.values() if one.row >= 0]
-            if holders and all(standing(core, one)[1] > before[one.number] for one in holders):
+            now, running = reached(world), holders(world)
+            if running and all(now[number] >= before[number] + ENOUGH_TOKENS for number in running):
                 break
         world.end_epoch()
         world.begin()
@@ -192,3 +203,65 @@ def test_what_waited_while_epochs_died_is_no_suspect() -> None:
     assert list(world.core._state.suspects) == [1]
     world.run()
     assert world.finished("r0").reason == "fault"
+
+
+def serve_with_a_slow_poison(world: World, poison: int, gets: int) -> int:
+    """To the end; a rank dies whenever this request got so much further in the epoch. How many times."""
+    deaths, before = 0, reached(world)
+    while world.turn() and deaths < 50:
+        if poison in holders(world) and reached(world)[poison] >= before[poison] + gets:
+            world.end_epoch()
+            world.begin()
+            deaths += 1
+            before = reached(world)
+    world.check_rest()
+    return deaths
+
+
+@pytest.mark.parametrize("gets", [1, 2, ENOUGH_TOKENS - 1])
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_what_gets_a_little_further_each_time_before_it_kills_is_found_too(count: int, gets: int) -> None:
+    """As what dies of decoding behind each prefill: it ends alone, within the restarts that there are."""
+    world = World(CONFIG, pages=600)
+    for number in range(count):
+        world.send(f"r{number}", [number, *range(1, 24 + number)], 40)
+    poison = world.clients["fe", f"r{count // 2}"].accepted.first_request
+    while reached(world)[poison] < 24:  # its prompt is computed in an epoch that goes on
+        world.turn()
+    deaths = serve_with_a_slow_poison(world, poison, gets)
+    reasons = {id: client.finished[0].reason for (_, id), client in world.clients.items()}
+    assert reasons.pop(f"r{count // 2}") == "fault"
+    assert set(reasons.values()) <= {"length"}
+    assert 3 <= deaths <= RESTARTS_MAX - 1
+    detail = world.finished(f"r{count // 2}").detail
+    assert f"before it got {ENOUGH_TOKENS} tokens further, and in the last one nobody else ran" in detail
+
+
+def test_what_gets_enough_further_each_time_is_never_tried() -> None:
+    """Ranks that die now and then under a request that goes on in between say nothing about it."""
+    world = World(CONFIG)
+    world.send("long", 20, 120)
+    deaths = serve_with_a_slow_poison(world, 1, ENOUGH_TOKENS)
+    assert deaths > RESTARTS_MAX
+    assert world.finished("long").reason == "length"
+    assert not [one for one in world.verdicts("admitted") if "losses" in one.numbers]
+
+
+@pytest.mark.parametrize("prompt", [1, 3, 20])
+def test_a_trial_goes_on_until_enough(prompt: int) -> None:
+    """Prompt positions that no epoch had reached count, and tokens; with eight of them the next one is tried."""
+    world = World(replace(max_batched_tokens=2048, chunked_prefill_size=64))
+    for name in ("a", "b"):
+        world.send(name, prompt, 40)
+    for _ in range(2):
+        world.tick()
+        world.end_epoch()
+        world.begin()
+    assert world.core.gauges()["suspects"] == 2
+    while world.core.gauges()["suspects"] == 2:
+        assert holders(world) in ([], [1])
+        assert standing(world.core._state, world.core._state.requests[1])[1] < ENOUGH_TOKENS
+        world.turn()
+    assert reached(world)[1] == max(ENOUGH_TOKENS, prompt + 1)
+    world.run()
+    world.check_rest()

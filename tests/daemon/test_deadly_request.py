@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from allocator.columns import pack_i64
+from daemon.settings_table import Settings
 from ipc.client import DaemonClient
 from ipc.client_stream import Tokens
 from ipc.messages import Finished, Generate, Sampling
@@ -60,7 +61,7 @@ async def test_a_deadly_request_among_others_ends_alone(tmp_path: Path, deadly_a
     for number in ends:
         assert len(said[number]) == MAX_TOKENS
         assert not mismatches(Toy(), prompts[number], said[number])
-    assert 3 <= len(losses) <= 4
+    assert 3 <= len(losses) <= Settings().epoch_restarts_max, "one more where the first epoch's last report was lost"
     assert "bandmaster:num_requests_suspected 0.0" in metrics
     verdict = replay_directory(str(run_dir))
     assert verdict.divergence is None, verdict.divergence

@@ -16,6 +16,7 @@ from allocator.columns import i32, i64
 from daemon.core import inputs
 from daemon.core.limits import CoreConfig
 from daemon.core.outputs import Outputs
+from daemon.core.requests import ENOUGH_TOKENS
 from ipc.messages import Accepted, Finished, Refused
 from tools.smallscope.copies import clone
 from tools.worlds.world import Client, World
@@ -169,8 +170,8 @@ class Endings(Checker):
     def __init__(self, config: CoreConfig, seed: int) -> None:
         super().__init__(config, seed)
         self.ended: dict[int, str] = {}
-        self.losses: Counter[int] = Counter()  # epochs in a row that died under a request and gave it no token
-        self.advanced: set[int] = set()  # who got a token in this epoch
+        self.losses: Counter[int] = Counter()  # epochs in a row that died under a request and gave it few tokens
+        self.got: Counter[int] = Counter()  # tokens that each got in this epoch
 
     def after(self, world: World, item: inputs.Input, out: Outputs) -> None:
         """Decisions and messages agree, and nothing is said of what has ended but to whom asks again."""
@@ -182,8 +183,10 @@ class Endings(Checker):
             told = {number: reason for number, reason in told.items() if number in decided}
         elif isinstance(item, inputs.EpochEnded) and item.recovers:
             self._count_losses(world, [one.request for one in out.decisions if one.verdict == "requeued"], decided)
+        elif isinstance(item, inputs.Recovered):
+            self._begin_anew()
         if out.tokens is not None:
-            self.advanced.update(out.tokens.requests.tolist())
+            self.got.update(out.tokens.requests.tolist())
         self.demand(decided == told, f"decided ends {decided}, told ends {told}")
         for number, reason in decided.items():
             allowed = self.REASONS.get(type(item), frozenset())
@@ -198,13 +201,20 @@ class Endings(Checker):
     def _count_losses(self, world: World, running: list[int], decided: dict[int, str]) -> None:
         """With an epoch that another follows only what died of its prompt, again and at last alone, may end."""
         for number in running:
-            self.losses[number] = 0 if number in self.advanced else self.losses[number] + 1
-        self.advanced.clear()
+            self.losses[number] += 1
+        self._begin_anew()
         most = self.config.epoch_losses_max
         guilty = [number for number in running if len(running) == 1 and self.losses[number] >= most > 0]
         groups = [world.by_request[number][0] for number in guilty]
         innocent = [number for number in decided if world.by_request[number][0] not in groups]
         self.demand(not innocent, f"{innocent} ended with an epoch that another follows; it died under {running}")
+
+    def _begin_anew(self) -> None:
+        """Who got enough in the epoch that is over is not what it died of."""
+        for number, tokens in self.got.items():
+            if tokens >= ENOUGH_TOKENS:
+                self.losses[number] = 0
+        self.got.clear()
 
     def rest(self, world: World) -> None:
         """Every choice has its end."""
