@@ -67,6 +67,13 @@ def test_what_is_run_for_real_several_times_has_a_bar_of_its_own() -> None:
     assert not outside(runs(), CHANGED, CACHED), "nothing was run for real"
 
 
+@pytest.mark.parametrize(("real", "marked"), [(1010, False), (1020, True)])
+def test_a_hundredth_is_never_outside(real: int, marked: bool) -> None:
+    """Five replays may agree by chance on a figure that is not that certain."""
+    found = runs(changed=[figures(cached_tokens=1000)] * 2, rerun=[figures(cached_tokens=real)])
+    assert outside(found, CHANGED, CACHED) == marked
+
+
 def test_a_median_between_two_crowds_has_a_wide_bar_and_a_note() -> None:
     """Half of the requests start at once and half wait: a few more of either move it from one end to the other."""
     waits = spread(array("d", [100.0] * 99 + [2000.0, 5000.0] + [9000.0] * 99))

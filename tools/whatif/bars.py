@@ -17,6 +17,8 @@ from typing import Any
 from tools.whatif.account import Figures
 from tools.whatif.rows import CHANGED, RECORDED, ROWS, TRUTHS, UNCHANGED, Row, off, value_of
 
+OFF_LEAST = 0.01  # of what judges: replays that agree by chance are not surer than that
+
 
 def bars(runs: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
     """Of each run that is not one alone the bar of each compared figure, in its own unit."""
@@ -44,7 +46,7 @@ def outside(runs: Mapping[str, Figures], name: str, row: Row) -> bool:
     value, real = value_of(runs[name], row), value_of(runs[truth], row) if truth in runs else None
     if value is None or real is None:
         return False
-    return abs(value - real) > max(bar(runs, name, row), _apart(runs[truth], row), row.least)
+    return abs(value - real) > max(bar(runs, name, row), _apart(runs[truth], row), row.least, OFF_LEAST * abs(real))
 
 
 def _apart(figures: Mapping[str, Any], row: Row) -> float:
