@@ -18,7 +18,7 @@ from tools.why.nouns import times
 
 OFF_MAX = 0.10  # of what was recorded
 FIT_OFF_MAX = 0.75  # of a forward's mean; half of it, as on a busy machine, still predicts well
-STRETCH_OFF_MAX = 0.25  # of a stretch's
+STRETCH_OFF_MAX = 0.15  # of a stretch's; waiting adds up over stretches
 FEW_OFF_MAX = 0.25  # of a percentile
 OTHER_PACE = 0.03  # apart, from which on the rerun's machine is named
 SLOW_SHARE = 0.05  # of the time, from which on slow stretches are named as the reason
