@@ -18,7 +18,7 @@ INPUTS_MAX = 4096  # the engine's mailbox: inputs waiting for the core
 REPORTS_MAX = 256  # rank reports waiting to be collated
 OBSERVED_MAX = 1024  # iterations waiting for metrics and logs
 HINTS_MAX = 16  # hints waiting for the compaction worker
-ITERATION_INPUTS_MAX = 64  # most inputs that one engine iteration takes: between two, steps go to ranks
+ITERATION_INPUTS_MAX = 16  # most inputs that one engine iteration takes: between two, steps go to ranks
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from daemon.core.inputs import Aborted, Acknowledged, Controlled, EpochBegan, Ep
 from daemon.core.outputs import Decided, Outputs, Reply
 from daemon.engine import CoreFailed
 from daemon.exits import DaemonError, Exit
-from daemon.mailbox import BecameIdle, Collated, StepSent
+from daemon.mailbox import ITERATION_INPUTS_MAX, BecameIdle, Collated, StepSent
 from ipc import codec
 from ipc.messages import Accepted, Finished, Forward, ModelFacts, Step
 from journal.reader import read_records
@@ -95,12 +95,14 @@ async def test_digests_stand_before_their_report() -> None:
 async def test_a_report_does_not_wait_behind_what_clients_ask() -> None:
     """With the mailbox full of cancels, the next iteration takes the report first, and not all of the cancels."""
     bench = Bench(script({}))
-    for number in range(64):
+    for number in range(ITERATION_INPUTS_MAX):
         bench.send.send_nowait(Aborted(2, "fe", f"r{number}", "client"))
     bench.engine.order(Collated([], Reported(3, 1, 1, b"", b"", b"")))
     first = await bench.engine._gather()
     assert isinstance(first[0], Collated)
-    assert [item.id for item in first[1:] if isinstance(item, Aborted)] == [f"r{number}" for number in range(63)]
+    assert [item.id for item in first[1:] if isinstance(item, Aborted)] == [
+        f"r{number}" for number in range(ITERATION_INPUTS_MAX - 1)
+    ]
 
 
 async def test_one_tick_an_iteration_and_none_at_idle(autojump_clock: trio.testing.MockClock) -> None:
