@@ -24,7 +24,7 @@ class App {
     this.side = new Side(this);
     this.player = new Player(this);
     this.link = new Link(this);
-    this.setTheme(keptTheme(), false);
+    this.useTheme(keptTheme());
     this.plots = [this.memory.plot, this.work.plot, this.lanes.plot];
   }
 
@@ -33,6 +33,7 @@ class App {
     element("title").textContent = meta.title;
     element("facts").innerHTML = this.facts();
     this.side.drawMarks();
+    this.drawLegend();
     await this.memory.load();
     new Hands(this);
     if (meta.chosen) this.select(this.film.indexOf(meta.chosen));
@@ -202,9 +203,13 @@ class App {
 
   // --- theme, time, switches --------------------------------------------------------------------------------------
 
-  setTheme(name, keep = true) {
+  useTheme(name) {
     this.theme = new Theme(name);
     document.documentElement.dataset.theme = name;
+  }
+
+  setTheme(name, keep = true) {
+    this.useTheme(name);
     if (keep) keepTheme(name);
     this.drawLegend();
     this.later("view", "step", "side");
