@@ -52,6 +52,11 @@ def to_file(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
         raise OutputLost(f"{path} cannot be written: {because(error)}") from error
 
 
+def counted(number: int, one: str, more: str = "") -> str:
+    """A count with its word: 1 epoch, 2 epochs."""
+    return f"{number:,} {one if number == 1 else more or f'{one}s'}"
+
+
 def because(error: BaseException) -> str:
     """Why, without a number of the system's and without the name of a draft."""
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

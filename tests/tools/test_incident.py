@@ -16,6 +16,7 @@ import zstandard
 from allocator.columns import i64
 from daemon.core.inputs import Arrived, Reported
 from daemon.core.outputs import Decided
+from daemon.core.reasons import EndReason, Verdict
 from journal import records, snapshots
 from journal.reader import Record, read_records
 from journal.records import Kind
@@ -25,7 +26,7 @@ from journal.writer import JournalSettings
 from tests.journal.world import EOS, World
 from tests.tools.simulate_world import conversations, write
 from tools import replay, trim
-from tools.incident import command
+from tools.incident import command, summary
 from tools.incident.excerpt import beginnings
 from tools.incident.part import JournalPart, Nothing, Taken, fresh_names
 from tools.incident.segments import SegmentFiles
@@ -477,3 +478,42 @@ def test_what_a_life_took_over_is_as_long_as_it_was(two_lives: Path, redacted: t
         lengths.append([[len(choice.tokens) for choice in group.choices] for group in groups])
     assert lengths[0] == lengths[1]
     assert any(map(sum, lengths[0])), "nothing was taken over"
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_its_first_segment_a_journal_is_taken_only_as_it_is(
+    missing: bool, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is said is what is there: a missing file was not trimmed, and nothing was reproduced of no record."""
+    run = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    first, second = (run / "journal" / name for name in ("0000000001.kvj", "0000000002.kvj"))
+    first.unlink() if missing else first.write_bytes(bytes(first.stat().st_size))
+    target = tmp_path / "all.tar.zst"
+    assert command.main([str(run), "-o", str(target)]) == 4
+    said = capsys.readouterr().err
+    assert ("a segment file is missing" if missing else "no record stands in front of its journal's damage") in said
+    assert "trimmed" not in said
+    assert first.name in said
+    assert not target.exists()
+    assert command.main([str(run), "-o", str(target), "--include-prompts"]) == 4
+    said = capsys.readouterr().out
+    assert "no record in front of the damage" in said
+    assert "nothing was replayed, it is damaged" in said
+    folder = unpacked(target, tmp_path / "out")
+    assert (folder / "journal" / second.name).read_bytes() == second.read_bytes()
+    assert "nothing was replayed" in (folder / "summary.txt").read_text()
+
+
+def test_the_summary_counts_choices_and_says_of_how_many_arrivals(tmp_path: Path) -> None:
+    """As accounts, metrics and `view` count; what was drained failed, as `why` and accounts have it."""
+    decided = [
+        Decided(1, Verdict.ACCEPTED, 1, "", {"n": 3}),
+        Decided(2, Verdict.ACCEPTED, 4, "", {}),
+        Decided(3, Verdict.REFUSED, 0, "closed", {"n": 2}),
+        *(Decided(4, Verdict.ENDED, number, EndReason.DRAINED) for number in (1, 2, 3, 4)),
+    ]
+    journal = [Record(at, Kind.DECIDED, records.encode(one), "", 0) for at, one in enumerate(decided, 1)]
+    lines = list(summary.text(summary.read(journal, lambda record: None), tmp_path, [], ""))
+    counts = "accepted 4 (choices of 2 arrivals), ended 4, refused 2 (choices of 1 arrival)"
+    assert f"  decided: {counts}" in lines
+    assert lines[-1] == "Requests that failed: 4, 4 of them drained as the daemon ended"

@@ -33,7 +33,7 @@ from journal.storage import DiskStorage
 from tools import result_files
 from tools.ends import DAMAGED, DONE, NO, Refused, Unreadable, ended, in_words
 from tools.incident import logs, machine, summary
-from tools.incident.excerpt import Excerpt, beginnings
+from tools.incident.excerpt import Excerpt, all_of, beginnings
 from tools.incident.part import SCHEMES, JournalPart, Nothing, fresh_names
 from tools.incident.pseudonyms import Names
 from tools.journal_files import ReadingProgress, open_directory
@@ -60,13 +60,17 @@ def gather(run_dir: Path, folder: Path, last_bytes: int, names: Names | None) ->
         taken = JournalPart(source, journal, last_bytes, names, seen).run()
     notes = list(taken.notes)
     if not segment_names(DiskStorage(journal).names()):
-        raise Nothing("; ".join([f"{run_dir}: no record of its journal can be read", *notes]))
+        nowhere = (
+            "no record stands in front of its journal's damage, and behind it no snapshot at which one could begin"
+        )
+        raise Nothing("; ".join([f"{run_dir}: {nowhere}; --include-prompts takes it as it is", *notes]))
     notes += logs.put(run_dir / "logs", folder / "logs", names)
     notes += machine.put(run_dir, folder, names)
     checked, same = _checked(journal)
     storage = DiskStorage(journal)
     with ReadingProgress(storage, "summing up") as seen:
-        told = summary.read(Excerpt(storage, beginnings(storage)[0][0]).records(), seen)
+        places = beginnings(storage)[0] or [all_of(storage)]
+        told = summary.read(Excerpt(storage, places[0]).records(), seen)
     how = f"redacted: {KEPT}; {SCHEMES[taken.scheme]}" if taken.scheme else AS_IT_IS
     lines = summary.text(told, journal, [how, *notes], checked)
     (folder / "summary.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -94,6 +98,8 @@ def _checked(journal: Path) -> tuple[str, bool]:
     if verdict.divergence is not None:
         return f"replay check differs: {divergence_in_words(verdict.divergence)}", False
     counts = verdict.counts
+    if verdict.damage is not None and not counts.records:
+        return f"nothing was replayed, it is damaged: {_without(in_words(verdict.damage), str(journal.parent))}", False
     return (
         f"replay check reproduced its {counts.records} records, {counts.steps} steps and {counts.decisions} decisions",
         True,
@@ -187,7 +193,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _show(contents: dict[str, Any], target: Path, size: int) -> None:
     taken = contents["journal"]
-    print(f"{target}: {size:,} bytes, records {taken['first_sequence']:,} to {taken['last_sequence']:,}")
+    span = f"records {taken['first_sequence']:,} to {taken['last_sequence']:,}"
+    print(f"{target}: {size:,} bytes, {span if taken['records'] else 'no record in front of the damage'}")
     print(f"redacted: {KEPT}" if contents["redacted"] else AS_IT_IS)
     print(contents["replay"])
     for note in contents["notes"]:

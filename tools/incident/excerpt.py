@@ -94,6 +94,11 @@ def beginnings(storage: DiskStorage) -> tuple[list[Beginning], list[str]]:
     return found, notes
 
 
+def all_of(storage: DiskStorage) -> Beginning:
+    """Everything that is there, of a journal that nothing can be begun at: to be taken as it is."""
+    return Beginning(0, 0, sum(_size(storage, name) for name in readable_segments(storage).values()))
+
+
 def _size(storage: DiskStorage, name: str) -> int:
     """Bytes of a segment's file, which a running daemon may just have compressed."""
     path = storage.directory / name

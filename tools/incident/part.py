@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from journal import records
-from journal.reader import Record
+from journal.reader import Record, Walk
 from journal.records import Kind, Snapshotted
 from journal.segment import segment_names
 from journal.snapshots import load_header as snapshot_header
@@ -28,6 +28,7 @@ from tools.incident.excerpt import (
     Excerpt,
     FirstReading,
     Known,
+    all_of,
     beginnings,
     chosen,
     life_first,
@@ -69,14 +70,17 @@ class JournalPart:
     """Puts the newest `last_bytes` of a journal into another directory."""
 
     def __init__(self, source: DiskStorage, target: Path, last_bytes: int, names: Names | None, seen: Seen) -> None:
-        """`names` None: as it is, prompts included."""
+        """`names` None: as it is, prompts included. Raises Nothing and JournalDamaged where nothing can be taken."""
         self._source = source
         self._target = target
         self._names = names
         self._seen = seen
         self.taken = Taken()
         self._beginnings, notes = beginnings(source)
+        if not self._beginnings and names is None:
+            self._beginnings, self.taken.damaged = [all_of(source)], True
         if not self._beginnings:
+            next(Walk(source).records(), None)  # raises JournalDamaged where a segment is missing that no trim deleted
             raise Nothing("; ".join(["it begins behind a trimmed part, and no snapshot of that can be used", *notes]))
         self._at = chosen(self._beginnings, last_bytes)
         if self.beginning.size_bytes > last_bytes:

@@ -19,12 +19,14 @@ from daemon.core.outputs import Decided
 from daemon.core.reasons import END_TEXT, EndReason, Verdict
 from journal.reader import Record
 from journal.records import Closed, Divergence, Kind, Opened
+from tools.output import counted
 from tools.why import command as why
+from tools.why.ends import FAILED
 
 LIVES_TOLD = 8
 FAILED_TOLD = 10
 STALLS_TOLD = 5
-FAILED = frozenset((EndReason.FAULT, EndReason.MEMORY, EndReason.UNSCHEDULABLE, EndReason.DEADLINE))
+OF_ARRIVALS = frozenset((Verdict.ACCEPTED, Verdict.REFUSED))
 
 
 @dataclass(slots=True)
@@ -47,7 +49,8 @@ class Life:
     settings: dict[str, str] = field(default_factory=dict)
     epochs: list[Epoch] = field(default_factory=list)
     ended: str = ""
-    verdicts: Counter[str] = field(default_factory=Counter)
+    verdicts: Counter[str] = field(default_factory=Counter)  # by choices
+    arrivals: Counter[str] = field(default_factory=Counter)  # that those of a verdict came as
     refusals: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     taken_over: int = 0
@@ -62,6 +65,7 @@ class Told:
     lives_seen: int = 0
     failed: deque[int] = field(default_factory=lambda: deque(maxlen=FAILED_TOLD))
     failed_seen: int = 0
+    drained_seen: int = 0  # of them, when the daemon ended
     divergences: list[str] = field(default_factory=list)
     trouble: deque[str] = field(default_factory=lambda: deque(maxlen=STALLS_TOLD))
 
@@ -126,14 +130,19 @@ def _take(told: Told, payload: Any) -> None:
 
 
 def _decided(told: Told, life: Life, decided: Decided) -> None:
-    life.verdicts[decided.verdict] += 1
+    choices = decided.numbers.get("n", 1) if decided.verdict in OF_ARRIVALS else 1
+    life.verdicts[decided.verdict] += choices
+    life.arrivals[decided.verdict] += 1
     if decided.verdict == Verdict.REFUSED:
-        life.refusals[decided.reason] += decided.numbers.get("n", 1)
+        life.refusals[decided.reason] += choices
     elif decided.verdict == Verdict.ENDED:
         life.ends[decided.reason] += 1
         if decided.reason in FAILED:
-            told.failed.append(decided.request)
             told.failed_seen += 1
+            if decided.reason == EndReason.DRAINED:  # of them there is nothing else to tell
+                told.drained_seen += 1
+            else:
+                told.failed.append(decided.request)
     elif decided.verdict == Verdict.STALLED:
         told.trouble.append(f"{_time(decided.now_ns)} nothing could be scheduled: {decided.reason}")
 
@@ -166,7 +175,9 @@ def text(told: Told, journal: Path, notes: list[str], checked: str) -> Iterator[
     if left_out:
         yield f"(and {left_out} earlier lives)"
     yield ""
-    yield f"Requests that failed: {told.failed_seen}" + ("; the newest:" if told.failed else "")
+    drained = f", {told.drained_seen} of them drained as the daemon ended" if told.drained_seen else ""
+    newest = f"; the newest{' of the others' if drained else ''}:" if told.failed else ""
+    yield f"Requests that failed: {told.failed_seen}{drained}{newest}"
     for number in dict.fromkeys(reversed(told.failed)):
         yield from (f"  {line}" for line in _why(number, journal))
 
@@ -178,18 +189,24 @@ def _life(life: Life, newest: bool) -> Iterator[str]:
     if life.versions:
         yield "  " + ", ".join(f"{name} {version}" for name, version in life.versions.items())
     if life.taken_over:
-        yield f"  took over {life.taken_over} requests of the life before"
+        yield f"  took over {counted(life.taken_over, 'request')} of the life before"
     last = "until the life ended" if life.ended else cut
     for epoch in life.epochs:
         model = f" of {epoch.model}" if epoch.model else ""
-        yield f"  epoch {epoch.number}{model}, {epoch.steps} steps: {epoch.ended or last}"
-    verdicts = life.verdicts
-    yield f"  decided: {', '.join(f'{name} {count}' for name, count in verdicts.most_common()) or 'nothing'}"
+        yield f"  epoch {epoch.number}{model}, {counted(epoch.steps, 'step')}: {epoch.ended or last}"
+    yield f"  decided: {', '.join(_counts(life)) or 'nothing'}"
     for code, count in life.refusals.most_common():
         yield f"  refused {count}: {code}"
     for reason, count in life.ends.most_common():
         words = END_TEXT[EndReason(reason)] if reason in END_TEXT else ""
         yield f"  ended {count}: {reason}{f' ({words})' if words else ''}"
+
+
+def _counts(life: Life) -> Iterator[str]:
+    """How often each verdict was, by choices, as accounts and metrics count."""
+    for name, count in life.verdicts.most_common():
+        arrivals = life.arrivals[name]
+        yield f"{name} {count}" + (f" (choices of {counted(arrivals, 'arrival')})" if arrivals != count else "")
 
 
 def _why(request: int, journal: Path) -> list[str]:
