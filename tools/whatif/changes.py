@@ -84,7 +84,7 @@ def parse_changes(texts: list[str]) -> list[Change]:
         row = BY_KEY.get(key) or aliases.get(key)
         if row is None:
             near = difflib.get_close_matches(key, sorted(one.key for one in DECIDING.values()), n=1)
-            hint = f"; did you mean {near[0].replace('-', '_')}?" if near else ""
+            hint = f"; did you mean {near[0].replace('-', '_')}?" if near else "."
             raise WhatIfError(f"{name}: there is no such setting{hint} These can be changed: {', '.join(DECIDING)}")
         if row.attribute not in DECIDING:
             why = WHY_NOT.get(row.attribute, "no decision of the scheduler reads it, so nothing would be otherwise")
@@ -123,7 +123,7 @@ def changed_settings(settings: Settings, changes: list[Change], arena_bytes: int
 
 
 def _value(row: Setting, text: str, now: Any) -> Any:
-    relative = RELATIVE.fullmatch(text)
+    typed, relative = text, RELATIVE.fullmatch(text)
     if relative is not None:
         if row.kind not in ("int", "bytes", "fraction"):
             raise WhatIfError(f"{row.attribute}={text}: only numbers can be changed by a percentage")
@@ -134,7 +134,8 @@ def _value(row: Setting, text: str, now: Any) -> Any:
     try:
         return parse_value(row, text, "what-if")
     except ConfigError as error:
-        raise WhatIfError(str(error)) from error
+        asked = f"{row.attribute}={typed}, of {render_value(row, now)}: " if typed != text else ""
+        raise WhatIfError(f"{asked}{error}") from error
 
 
 def check_servable(arena_bytes: int) -> None:
