@@ -1,6 +1,7 @@
 """Journal files: how the commands find a journal, and how far through it they are.
 
-Owns the reading of DIR arguments and the progress bar. Must never write into a journal's directory.
+Owns the reading of DIR arguments, where an output cannot stand, and the progress bar. Must never write into a journal's
+directory.
 """
 
 from __future__ import annotations
@@ -26,6 +27,19 @@ class NoJournal(Refused):
 
 class Foreign(Unreadable):
     """The directory has files with a journal's names, and nothing of a journal in them."""
+
+
+class BadPlace(Refused):
+    """The output may not, or cannot, stand there."""
+
+
+def refuse_place(path: str) -> None:
+    """Raise BadPlace for a directory, and for a file in none: before a journal is read for it."""
+    target = Path(path).absolute()
+    if target.is_dir():
+        raise BadPlace(f"{path} is a directory; name a file")
+    if not target.parent.is_dir():
+        raise BadPlace(f"{path}: there is no directory {target.parent}")
 
 
 def refuse_foreign(walk: Walk) -> None:

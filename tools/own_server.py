@@ -18,11 +18,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 import psutil
+
+from tools.output import because
 
 ROOT = Path(__file__).resolve().parents[1]
 READY_TIMEOUT_S = 300.0
@@ -36,14 +39,15 @@ class ServerFailed(Exception):
 
 
 def http_get(url: str, timeout_s: float = 5.0) -> tuple[int, str]:
-    """Status and body of one GET; status 0 when nobody answered."""
+    """Status and body of one GET; where nobody answers as HTTP has it, status 0 and why."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return answer.status, answer.read().decode()
+            return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except (OSError, urllib.error.URLError) as error:
-        return 0, str(error)
+        return error.code, error.read().decode(errors="replace")
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        return 0, because(reason) if isinstance(reason, Exception) else str(reason)
 
 
 class OwnServer:

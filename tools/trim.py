@@ -20,8 +20,8 @@ from journal.replay import check
 from journal.snapshots import Header, SnapshotUnusable, decode_body, load, snapshot_names
 from journal.storage import DiskStorage, Storage
 from tools.ends import DONE, NO, Failed, ended
-from tools.journal_files import ReadingProgress, open_directory
-from tools.output import because, tell
+from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
+from tools.output import because, counted, tell
 from tools.reading_flags import add_directory, add_json, reading_parser
 from tools.replay import divergence_in_words
 from tools.replica import factories
@@ -47,6 +47,7 @@ def trim(storage: DiskStorage, dry: bool = False) -> Trimming:
     found = Trimming()
     usable = _usable(storage, found)
     if usable is None:
+        _read(storage)
         return found
     (older, older_data), (newer, newer_data) = usable
     found.older, found.newer = older.sequence, newer.sequence
@@ -73,13 +74,23 @@ def _usable(storage: Storage, found: Trimming) -> list[tuple[Header, bytes]] | N
     """The two newest snapshots, older first; None says why in `found`."""
     names = list(snapshot_names(storage.names()).values())[-NEEDED:]
     if len(names) < NEEDED:
-        found.why = f"there are {len(names)} snapshots, and {NEEDED} are needed: one is proved by the other"
+        there = f"there {'is' if len(names) == 1 else 'are'} {counted(len(names), 'snapshot')}"
+        found.why = f"{there}, and {NEEDED} are needed: one is proved by the other"
         return None
     try:
         return [load(storage, name) for name in names]
     except SnapshotUnusable as error:
         found.why = str(error)
         return None
+
+
+def _read(storage: DiskStorage) -> None:
+    """Read what no replay read: a damaged journal is no journal without anything to trim. Raises JournalError."""
+    walk = Walk(storage)
+    with ReadingProgress(storage, "reading") as seen:
+        for record in walk.records():
+            seen(record)
+    refuse_foreign(walk)
 
 
 def _difference(storage: Storage, older: tuple[Header, bytes], newer: tuple[Header, bytes], found: Trimming) -> str:
@@ -122,9 +133,10 @@ def _say(found: Trimming, dry: bool) -> str:
         return f"NOT trimmed, nothing was deleted: {found.why}"
     if found.why:
         return f"nothing to trim: {found.why}"
-    proved = f"replay of {found.steps:,} steps from record {found.older} led to the snapshot of record {found.newer}"
+    steps = counted(found.steps, "step")
+    proved = f"replay of {steps} from record {found.older} led to the snapshot of record {found.newer}"
     done = "would delete" if dry else "deleted"
-    return f"{done} {len(found.segments)} segments, {found.bytes:,} bytes; {proved}, byte for byte"
+    return f"{done} {counted(len(found.segments), 'segment')}, {counted(found.bytes, 'byte')}; {proved}, byte for byte"
 
 
 def _plain(found: Trimming, dry: bool) -> dict[str, Any]:

@@ -158,7 +158,9 @@ def test_without_two_usable_snapshots_there_is_nothing_to_trim(
     change(journal)
     before = files(journal)
     assert trim.main([str(journal)]) == ends.DONE
-    assert capsys.readouterr().out.startswith("nothing to trim: ")
+    out = capsys.readouterr().out
+    assert out.startswith("nothing to trim: ")
+    assert "there are 1" not in out
     assert files(journal) == before
 
 

@@ -8,9 +8,12 @@ import shutil
 import stat
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import BadStatusLine
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
@@ -194,6 +197,31 @@ def test_damage_ends_all_alike(
     assert err.startswith(f"{name_of(row)}: ") or not err
 
 
+SOLE: dict[str, Callable[[Path], object]] = {
+    "a changed byte": flipped,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:400]),
+    "nothing of a journal": lambda file: [one.write_bytes(bytes(5000)) for one in file.parent.glob("*.kvj")],
+    "missing": lambda file: file.unlink(),
+}
+"""What may have happened to the first of a few segments."""
+
+
+@pytest.mark.parametrize("kind", SOLE)
+@pytest.mark.parametrize("row", READING)
+def test_damage_where_no_snapshot_is_ends_all_alike(
+    row: str, kind: str, lives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 4 and no traceback, also of those that would begin, or be done, at a snapshot."""
+    place = Path(shutil.copytree(lives, tmp_path / "place"))
+    for name in snapshot_names(DiskStorage(place).names()).values():
+        (place / name).unlink()
+    SOLE[kind](segment(place, 1))
+    code, out, err = run(called(READING[row], place, tmp_path), capsys)
+    assert code == ends.DAMAGED
+    assert err.startswith(f"{name_of(row)}: ") or (out and not err)
+    assert "trimmed part" not in out + err
+
+
 UNREADABLE = {"a segment": "read", "the directory": "names"}
 """What cannot be read, and what of the storage then fails."""
 
@@ -310,18 +338,25 @@ def test_the_name_of_standard_output_as_the_file(command: str, append: bool, jou
     ("arguments", "code", "said"),
     [
         (["export", "DIR", "-o", "NOWHERE/x.jsonl"], 2, "there is no directory"),
+        (["view", "DIR", "-o", "NOWHERE/x.html"], 2, "there is no directory"),
+        (["view", "DIR", "-o", "DIR/.."], 2, "is a directory; name a file"),
+        (["export", "DIR", "-o", "DIR/.."], 2, "is a directory; name a file"),
         (["incident", "DIR", "-o", "NOWHERE/x.tar.zst"], 2, "is no directory"),
         (["export", "DIR", "--request", "99999"], 2, "the journal has no request 99999 up to record"),
         (["export", "DIR", "--request", "99999", "--format", "perfetto", "-o", "NEW"], 2, "no request 99999"),
         (["export", "DIR", "--request", "3", "--to", "2"], 2, "no request 3 up to record 2; none was accepted"),
         (["export", "DIR", "--from", "50", "--to", "10"], 2, "--from 50 is behind --to 10"),
-        (["export", "DIR", "--from", "999999"], 0, "nothing was exported: the journal ends at"),
+        (["export", "DIR", "--from", "999999"], 2, "nothing was exported: the journal ends at"),
+        (["export", "DIR", "--from", "999999", "-o", "NEW"], 2, "before --from 999999"),
+        (["export", "DIR", "--from", "999999", "--format", "perfetto", "-o", "NEW"], 2, "before --from 999999"),
         (["export", "DIR", "--kind", ""], 2, "--kind names no kind"),
         (["export", "DIR", "--kind", " , "], 2, "--kind names no kind"),
         (["view", "DIR", "--from", "50", "--to", "10", "-o", "NEW"], 2, "--from 50 is behind --to 10"),
         (["view", "DIR", "--from", "999999", "-o", "NEW"], 2, "no record to show; the journal ends at"),
         (["accounts", "DIR", "--log", "NOWHERE/log"], 2, "there is no such file"),
         (["accounts", "DIR", "--url", "nonsense"], 2, "write it like http://"),
+        (["accounts", "DIR", "--url", "http://127.0.0.1:9", "--for", "nan"], 2, "--for nan: so many seconds cannot"),
+        (["accounts", "DIR", "--url", "http://127.0.0.1:9", "--for", "-1"], 2, "--for -1: so many seconds cannot"),
         (["what-if", "DIR", "arena_bytes="], 2, "--arena-bytes (what-if): '' is not allowed"),
     ],
 )
@@ -329,11 +364,44 @@ def test_what_is_not_there_is_refused_by_name(
     arguments: list[str], code: int, said: str, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One clear line, and no file."""
-    words = [word.replace("NOWHERE", str(tmp_path / "nowhere")) for word in called(arguments, journal, tmp_path)]
+    places = {"NOWHERE": str(tmp_path / "nowhere"), "DIR/..": str(journal.parent)}
+    words = called(arguments, journal, tmp_path)
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
     got, out, err = run(words, capsys)
     assert (got, out) == (code, "")
     assert said in err.splitlines()[-1]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        (URLError(ConnectionRefusedError(111, "Connection refused")), "Connection refused"),
+        (ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer"),
+        (BadStatusLine("SSH-2.0"), "SSH-2.0"),
+        (TimeoutError("timed out"), "timed out"),
+    ],
+)
+def test_where_nobody_answers_accounts_says_so(
+    failure: Exception, why: str, journal: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line with the address and the reason, in words of neither Python nor the system's numbers."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(urllib.request, "urlopen", refused)
+    code, out, err = run(["accounts", str(journal), "--url", "http://127.0.0.1:9"], capsys)
+    assert (code, out) == (ends.USAGE, "")
+    assert err == f"bandmaster accounts: nobody answers at http://127.0.0.1:9/metrics: {why}\n"
+
+
+def test_one_of_a_thing_has_the_word_for_one(journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the line of `view`."""
+    code, out, _ = run(["view", str(journal), "-o", str(tmp_path / "x.html")], capsys)
+    assert code == 0
+    assert " decisions, 1 life, 1 epoch (" in out
 
 
 def test_a_request_that_is_there_is_exported_whoever_names_it(

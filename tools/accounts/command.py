@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -79,6 +80,8 @@ def _check_usage(options: argparse.Namespace) -> None:
         raise BadUsage("--url, --for and --log belong to a RUN_DIR")
     if options.url and not _is_address(options.url):
         raise BadUsage(f"--url {options.url}: write it like http://127.0.0.1:8000")
+    if not 0 <= options.seconds < inf:
+        raise BadUsage(f"--for {options.seconds:g}: so many seconds cannot be waited")
     if options.seconds and not options.url:
         raise BadUsage("--for needs the --url of a front end")
     if options.keep and not options.simulate:

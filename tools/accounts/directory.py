@@ -108,6 +108,8 @@ def scrape_url(url: str) -> Scrape:
     """One scrape of a front end's `/metrics`; raises NoMetrics."""
     address = url if url.endswith("/metrics") else f"{url.rstrip('/')}/metrics"
     status, body = http_get(address)
+    if not status:
+        raise NoMetrics(f"nobody answers at {address}: {body}")
     if status != OK:
         raise NoMetrics(f"{address} answered {status}: {body[:200]}")
     try:

@@ -24,7 +24,7 @@ from journal.snapshots import Body, Header
 from journal.storage import DiskStorage
 from tools.beginnings import start_of
 from tools.ends import DAMAGED, DONE, Refused, ended
-from tools.export.choice import Choice, Sought, kinds_named
+from tools.export.choice import Choice, Missing, Sought, kinds_named
 from tools.export.events import Events
 from tools.export.output import Write, opened
 from tools.export.plain import fields
@@ -79,8 +79,16 @@ def _read(walk: Walk, seen: Callable[[Record], None], sought: Sought) -> Iterato
         yield record
 
 
+def _require_range(choice: Choice, begins: int, ends: int) -> None:
+    """Raise Missing where a sound journal of these records has none of the range."""
+    if choice.first > ends:
+        raise Missing(f"nothing was exported: the journal ends at {ends}, before --from {choice.first}")
+    if 0 < choice.last < begins:
+        raise Missing(f"nothing was exported: the journal begins at {begins}, behind --to {choice.last}")
+
+
 def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -> tuple[list[str], bool]:
-    """Export; notes for people, and whether the journal is damaged. Raises Missing."""
+    """Export; notes for people, and whether the journal is damaged. Raises Missing where there is no such record."""
     trace, notes = options.format == "perfetto", list[str]()
     start = None
     if trace:  # a journal whose beginning was trimmed begins in the midst of requests: its snapshot says of which
@@ -104,10 +112,7 @@ def _export(storage: DiskStorage, choice: Choice, options: argparse.Namespace) -
         damaged = any(found.row.decision is Decision.REFUSE for found in walk.findings)
         if not damaged:
             sought.require(min(walk.at.sequence, choice.last or walk.at.sequence))
-    if choice.first > walk.at.sequence:
-        notes.append(f"nothing was exported: the journal ends at {walk.at.sequence}, before --from {choice.first}")
-    if 0 < choice.last < sought.begins:
-        notes.append(f"nothing was exported: the journal begins at {sought.begins}, behind --to {choice.last}")
+            _require_range(choice, sought.begins, walk.at.sequence)
     for found in walk.findings:
         refused = found.row.decision is Decision.REFUSE
         if (refused and options.past_damage) or found.row.decision is Decision.CUT_TORN:

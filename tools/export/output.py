@@ -13,15 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tools import result_files
-from tools.ends import Refused
+from tools.journal_files import BadPlace, refuse_place
 from tools.output import OutputLost, because, printing
 from tools.packed_files import packed, suffix_of
 
 Write = Callable[[bytes], object]
-
-
-class BadPlace(Refused):
-    """The output may not stand there."""
 
 
 @contextmanager
@@ -48,10 +44,7 @@ def opened(path: str, journal: Path) -> Iterator[Write]:
     target = Path(path).absolute()
     if journal.resolve() in (target.parent.resolve(), Path(os.path.realpath(target)).parent):
         raise BadPlace(f"{path} is in the journal's own directory, which is never written to; choose another place")
-    if target.is_dir():
-        raise BadPlace(f"{path} is a directory; name a file")
-    if not target.parent.is_dir():
-        raise BadPlace(f"{path}: there is no directory {target.parent}")
+    refuse_place(path)
     try:
         with result_files.writing(target) as file, packed(target, file) as packer:
             try:

@@ -25,8 +25,8 @@ from journal.snapshots import snapshot_names
 from journal.storage import DiskStorage
 from tools.beginnings import start_of
 from tools.ends import DONE, NO, Refused, ended
-from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
-from tools.output import tell, to_file
+from tools.journal_files import BadPlace, ReadingProgress, open_directory, refuse_foreign, refuse_place
+from tools.output import counted, tell, to_file
 from tools.reading_flags import add_directory, add_json, number, reading_parser
 from tools.view.browser import check_page
 from tools.view.film import Film
@@ -102,15 +102,16 @@ def range_of(storage: DiskStorage, request: int) -> Range:
 def make(options: argparse.Namespace) -> dict[str, Any]:
     """Write the page; what was made, as plain values."""
     storage = open_directory(options.directory)
+    title = Path(options.directory).resolve().name
+    path = Path(options.out or f"{title}.html")
+    if path.resolve().is_relative_to(storage.directory.resolve()):
+        raise BadPlace(f"{path} is inside the journal's directory, where nothing may be written; name another with -o")
+    refuse_place(str(path))
     began = time.perf_counter()
     shown = Range(options.first or 0, options.last or 0)
     if options.request:
         shown = range_of(storage, options.request)
     film, notes = follow(storage, shown)
-    title = Path(options.directory).resolve().name
-    path = Path(options.out or f"{title}.html")
-    if path.resolve().is_relative_to(storage.directory.resolve()):
-        raise Missing(f"{path} is inside the journal's directory, where nothing may be written; name another with -o")
     with to_file(path) as raw:
         file = io.TextIOWrapper(raw, encoding="utf-8")
         write_page(film, title, notes, options.request or 0, file)
@@ -153,12 +154,13 @@ def main(argv: list[str] | None = None) -> int:
 def _show(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         print(f"note: {note}")
-    megabytes, requests = result["bytes"] / 1e6, f"{result['requests']:,} requests"
+    megabytes, requests = result["bytes"] / 1e6, counted(result["requests"], "request")
     if result["arrivals"] != result["requests"]:
-        requests += f" (choices of {result['arrivals']:,} arrivals)"
+        requests += f" (choices of {counted(result['arrivals'], 'arrival')})"
     print(
-        f"{result['file']}: {megabytes:.1f} MB, {result['steps']:,} steps, {requests}, "
-        f"{result['decisions']:,} decisions, {result['lives']} lives, {result['epochs']} epochs "
+        f"{result['file']}: {megabytes:.1f} MB, {counted(result['steps'], 'step')}, {requests}, "
+        f"{counted(result['decisions'], 'decision')}, {counted(result['lives'], 'life', 'lives')}, "
+        f"{counted(result['epochs'], 'epoch')} "
         f"({result['took_s']:.1f} s)"
     )
     if result["bytes"] > BIG_BYTES:
