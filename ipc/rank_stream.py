@@ -53,6 +53,7 @@ class RankStream:
         self._connect()
         self._stage, self._rank, self._token = stage, rank, token
         self._epoch = 0
+        self._begun = False
         self._received = 0
         self._reported = 0
         # Once it is shared: what the loop has still to hear, and the steps that the other thread has still to take.
@@ -61,6 +62,7 @@ class RankStream:
         self._steps: deque[Step] = deque()
         self._elsewhere = False  # the other thread reads
         self._left_ns = 0  # when it last stopped to
+        self._broken = False  # but for a Stop, nothing that is read behind that counts
         self._called = trio.Event()
         self._trio: trio.lowlevel.TrioToken
 
@@ -125,7 +127,7 @@ class RankStream:
         if not self._shared:
             return self._in_order(self._decoded(await self._socket.recv()))
         while not self._heard:
-            if self._elsewhere:
+            if self._elsewhere and not self._socket.closed:
                 await self._called.wait()
                 self._called = trio.Event()
             else:
@@ -170,12 +172,16 @@ class RankStream:
     def _sort(self, frames: list[bytes]) -> None:
         """One message to the thread that it is for, in the thread that read it, under the socket's lock."""
         try:
-            message = self._in_order(self._decoded(frames))
+            message = self._decoded(frames)
+            if self._broken and not isinstance(message, Stop):
+                return
+            message = self._in_order(message)
             if isinstance(message, Step):
                 self._steps.append(message)
                 return
             self._heard.append(message)
         except StreamBroken as broken:
+            self._broken = True
             self._heard.append(broken)
         self._tell_loop(self._call)
 
@@ -221,11 +227,14 @@ class RankStream:
             self._gone = True
         with trio.move_on_after(READ_WITHIN_S):
             while self._socket.readable or self._heard:
+                self.stand_in(0)  # the other thread may be at work for longer than that
                 await trio.sleep(LOOK_S)
 
     async def aclose(self, drain_ms: int = 200) -> None:
         """Close; what was sent (a last Fault) still goes out within `drain_ms` if the daemon is there."""
-        await self._socket.aclose(drain_ms)
+        self._socket.close(drain_ms)
+        self._called.set()  # whoever waits in `recv` finds it closed
+        await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _decoded(self, frames: list[bytes]) -> ToRank:
         if len(frames) != 1:
@@ -250,6 +259,10 @@ class RankStream:
             if message.seq != self._received + 1:
                 raise StreamBroken(f"{self._who()}: step {message.seq} came after step {self._received}")
             self._received = message.seq
+        if isinstance(message, Begin):
+            if self._begun:
+                raise StreamBroken(f"{self._who()}: a second Begin")
+            self._begun = True
         return message
 
     def _who(self) -> str:

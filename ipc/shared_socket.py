@@ -48,7 +48,7 @@ class SharedSocket(Socket):
                 os.eventfd_write(self._bell, 1)
 
     async def read_here(self, sort: Sort) -> None:
-        """As `read` without end, in trio's thread; `leave` ends it."""
+        """As `read`, in trio's thread: returns after one wake-up, whatever was there then, and by `leave`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_open()
         await self._sleep_until_ready(zmq.POLLIN, 0)
@@ -90,6 +90,7 @@ class SharedSocket(Socket):
                 self._sort_all(sort)
         finally:
             self._asleep = False
+        self._wake_trio()
         return not self._closed
 
     def post(self, frames: Sequence[bytes]) -> bool:

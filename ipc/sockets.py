@@ -233,7 +233,8 @@ class Socket:
         lead = self._lead = _Lead(direction)
         try:
             with lead.scope:
-                await trio.lowlevel.wait_readable(self._fd)
+                if not self._events() & direction:  # looked at again as leader: another thread wakes only leaders
+                    await trio.lowlevel.wait_readable(self._fd)
         finally:
             self._lead = None
             if not self._closed:

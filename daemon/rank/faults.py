@@ -45,7 +45,7 @@ class FaultyStream(RankStream):
         await super().send(message)
 
     def share(self) -> bool:
-        """What may be delayed goes by `recv` and `send`, on the loop."""
+        """What may be delayed goes by `recv` and `send`, on the loop: the way of streams that are not shared."""
         return False
 
     async def _struck(self, point: str, seq: int) -> list[str]:

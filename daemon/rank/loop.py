@@ -37,7 +37,7 @@ from ipc.messages import Begin, Explain, Explained, Fault, Heartbeat, Hello, Ran
 from ipc.rank_stream import RankStream
 
 HEARTBEAT_S = 1.0
-LOOK_S = 0.05  # a Stop that comes while the work thread computes is read after so long
+LOOK_S, LOOK_MOST_S = 0.05, 0.2  # a Stop that comes while the work thread computes is read after so long
 FAULT_LINGER_S = 1.0  # after a Fault: time for it to leave the process; a Stop or the daemon's end cuts it short
 
 log = structlog.get_logger("rank")
@@ -174,6 +174,7 @@ class RankLoop:
     async def _fault(self, failed: Failed) -> None:
         self._exit_code = EXIT_FAULT
         log.error("fault", seq=failed.seq, what=failed.what, **({"trace": failed.trace} if failed.trace else {}))
+        self._stream.stand_in(0)  # the work thread takes nothing any more
         await self._stream.send(Fault(*self._place, failed.seq, failed.what, failed.trace))
         await trio.sleep(FAULT_LINGER_S)
 
@@ -188,7 +189,7 @@ class RankLoop:
         while True:
             await trio.sleep(pause_s)
             self._stream.stand_in(LOOK_S)
-            pause_s = LOOK_S if self._stream.received > seen else min(2 * pause_s, HEARTBEAT_S)
+            pause_s = LOOK_S if self._stream.received > seen else min(2 * pause_s, LOOK_MOST_S)
             seen = self._stream.received
 
     async def _watch_parent(self, scope: trio.CancelScope) -> None:

@@ -56,7 +56,7 @@ class RowTable:
         self.has_sampled[sampled] = True
 
     def written_pages(self, forward: Forward, page_size: int) -> Int32s:
-        """Virtual owner pages that an applied forward writes, row by row; no two rows write one page."""
+        """Virtual owner pages that an applied forward writes, row by row; the daemon lets no two share one."""
         rows, starts = i32(forward.rows), i32(forward.starts)
         first, last = starts // page_size, (starts + i32(forward.counts) - 1) // page_size
         if not np.count_nonzero(first != last):  # as in every step that only decodes
@@ -101,8 +101,12 @@ class RowTable:
         if rows.size == 0:
             return
         width = self.tables.shape[1]
-        if int(indexes.min()) < 0 or int(indexes.max()) >= width or int(rows.max()) >= self.rows_max:
-            raise StepRefused(f"table entry {int(indexes.max())} of row {int(rows.max())}; a row has {width} pages")
+        outside = (rows.view(np.uint32) >= self.rows_max) | (indexes.view(np.uint32) >= width)  # negative ones too
+        if np.count_nonzero(outside):
+            at = int(np.flatnonzero(outside)[0])
+            raise StepRefused(
+                f"table entry {indexes[at]} of row {rows[at]}; there are {self.rows_max} of {width} pages"
+            )
         self.tables[rows, indexes] = pages
 
     def _check_sampling_row(self, row: int, generation: int) -> None:

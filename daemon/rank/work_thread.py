@@ -89,7 +89,7 @@ class WorkThread:
         self._thread.start()
 
     def put(self, work: Work) -> None:
-        """Queue work; None ends the thread after what came before it."""
+        """Queue work, until there is a `Line`; None ends the thread after what came before it."""
         self._inbox.put(work)
 
     def explain(self) -> list[StepTrace]:

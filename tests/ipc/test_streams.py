@@ -272,6 +272,8 @@ async def test_a_second_process_of_a_rank_waits_until_the_first_is_gone(endpoint
     assert "a second process as stage 0 rank 0 (pid 2) waits until the first is gone" in said[0]
     server.send_step(1, encode(step(1)))
     first.close()
+    with pytest.raises(RankGone):
+        await say_for_ever(server, Stop("whether it is there"))
     await third.send([encode(Join(0, 0, 3, TOKEN))])
     with pytest.raises(StreamBroken, match=r"joins anew \(pid 3\)"):
         await server.recv_batch(16)

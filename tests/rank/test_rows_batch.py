@@ -92,6 +92,10 @@ CONTRADICTIONS = {
     "too few tokens": (forward([(1, 4, 3, 1, EXPLICIT)], []), "0 explicit tokens for 1"),
     "carried rows of two": (forward([(1, 4, 3, 2, 0)], [], [(1, 1, 3)]), "must have one"),
     "a page index too high": (forward([(1, 4, 3, 1, 0)], [], [(1, 77, 3)]), "table entry 77"),
+    "a negative row": (forward([(-1, 4, 3, 1, 0)], []), "row -1 in a forward"),
+    "a page of a negative row": (forward([(1, 4, 3, 1, 0)], [], [(-1, 0, 3)]), "table entry 0 of row -1"),
+    "a page at a negative index": (forward([(1, 4, 3, 1, 0)], [], [(1, -1, 3)]), "table entry -1 of row 1"),
+    "a start before the beginning": (forward([(1, 5, -1, 1, EXPLICIT)], [1]), "from position -1"),
     "carried without a sample": (forward([(2, 0, 0, 1, 0)], [], [(2, 0, 4)]), "no sampled token yet in generation 0"),
     "sampling of a stranger": (
         forward([(1, 4, 3, 1, 0)], [], [], [RowSampling(1, 9, Sampling(), 0)]),
