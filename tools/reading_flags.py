@@ -11,6 +11,7 @@ from typing import Any
 from tools.ends import codes
 
 DIRECTORY = "a journal directory, or a run directory that holds one"
+FEW = 10_000
 DIGITS_MAX = 19  # of a number of a record or a request
 
 
@@ -27,6 +28,13 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser, about: str = "print one JSON object") -> None:
     """`--json`."""
     parser.add_argument("--json", action="store_true", help=about)
+
+
+def few(text: str) -> int:
+    """The type of an argument that is how many records are shown."""
+    if not text.isdecimal() or len(text) > DIGITS_MAX or int(text) > FEW:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of records to show; 0 to {FEW:,} can be")
+    return int(text)
 
 
 def number(text: str) -> int:

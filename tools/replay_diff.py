@@ -36,7 +36,7 @@ from journal.records import INPUT_KINDS, Kind, Opened
 from tools.ends import DONE, NO, Refused, ended
 from tools.journal_files import ReadingProgress, open_directory, refuse_foreign
 from tools.output import tell
-from tools.reading_flags import DIRECTORY, add_json, reading_parser
+from tools.reading_flags import DIRECTORY, add_json, few, reading_parser
 
 INPUTS, DECISIONS, STEPS = "inputs", "decisions", "steps"
 STREAMS = (INPUTS, DECISIONS, STEPS)
@@ -426,7 +426,7 @@ def _story(side: Side, numbers: list[int], context: int) -> list[str]:
     """The newest decisions of a side: about the requests in question, or else whatever they were about."""
     told = [item for item in side.recent if isinstance(item.true, Decided)]
     about = [item for item in told if isinstance(item.true, Decided) and item.true.request in numbers]
-    return [f"{item.record.sequence}: {describe(item.true)}" for item in (about or told)[-context:]]
+    return [f"{item.record.sequence}: {describe(item.true)}" for item in (about or told)[-context:]] if context else []
 
 
 def _means(found: Comparison, pair: list[Item | None], ahead: list[list[Item]]) -> str:
@@ -504,7 +504,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--life", metavar="N[,M]", default="", help="only this life of both, or N of A and M of B")
     parser.add_argument("--times", action="store_true", help="times, ticks and acknowledgements count too")
     parser.add_argument("--names", action="store_true", help="ids and front ends count too")
-    parser.add_argument("--context", type=int, default=5, metavar="N", help="records that are shown around it [5]")
+    parser.add_argument("--context", type=few, default=5, metavar="N", help="records that are shown around it [5]")
     add_json(parser)
     return parser
 
@@ -535,7 +535,7 @@ def _run(options: argparse.Namespace, other: str, lives: tuple[int, int]) -> int
         for directory, life, storage in zip((options.left, other), lives, storages, strict=True)
     )
     with ReadingProgress(storages[0], "comparing") as seen:
-        found = compare(left, right, max(0, options.context), seen)
+        found = compare(left, right, options.context, seen)
     for side in (left, right):
         refuse_foreign(side.walk)
         if side.life > side.lives:

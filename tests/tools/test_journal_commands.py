@@ -357,6 +357,9 @@ def test_the_name_of_standard_output_as_the_file(command: str, append: bool, jou
         (["accounts", "DIR", "--url", "nonsense"], 2, "write it like http://"),
         (["accounts", "DIR", "--url", "http://127.0.0.1:9", "--for", "nan"], 2, "--for nan: so many seconds cannot"),
         (["accounts", "DIR", "--url", "http://127.0.0.1:9", "--for", "-1"], 2, "--for -1: so many seconds cannot"),
+        (["accounts", "--simulate", "10", "--keep", "DIR/0000000001.kvj"], 2, "this is no directory; name a new one"),
+        (["replay", "diff", "DIR", "DIR", "--context", "-1"], 2, "'-1' is no number of records to show; 0 to 10,000"),
+        (["replay", "diff", "DIR", "DIR", "--context", "9" * 20], 2, "is no number of records to show"),
         (["what-if", "DIR", "arena_bytes="], 2, "--arena-bytes (what-if): '' is not allowed"),
     ],
 )
@@ -364,7 +367,7 @@ def test_what_is_not_there_is_refused_by_name(
     arguments: list[str], code: int, said: str, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One clear line, and no file."""
-    places = {"NOWHERE": str(tmp_path / "nowhere"), "DIR/..": str(journal.parent)}
+    places = {"NOWHERE": str(tmp_path / "nowhere"), "DIR/..": str(journal.parent), "DIR/": f"{journal}/"}
     words = called(arguments, journal, tmp_path)
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]

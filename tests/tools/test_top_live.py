@@ -269,7 +269,7 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path, capsys: pytest.Capture
         with pytest.raises(SystemExit, match="2"):
             main([str(tmp_path), "--svg", picture, "--after", after])
     assert main([str(tmp_path), "--svg", picture, "--after", "0.1", "--size", "80x24"]) == 1
-    assert "the picture cannot be written: [Errno 2]" in capsys.readouterr().err
+    assert "svg cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_where_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

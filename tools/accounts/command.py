@@ -86,6 +86,8 @@ def _check_usage(options: argparse.Namespace) -> None:
         raise BadUsage("--for needs the --url of a front end")
     if options.keep and not options.simulate:
         raise BadUsage("--keep belongs to --simulate")
+    if options.keep and Path(options.keep).exists() and not Path(options.keep).is_dir():
+        raise BadUsage(f"--keep {options.keep}: this is no directory; name a new one")
     if options.keep and Path(options.keep).exists() and any(Path(options.keep).iterdir()):
         raise BadUsage(f"--keep {options.keep}: there is something in it; name a new directory")
 

@@ -23,6 +23,7 @@ from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
 from daemon.watch import Watched, WatchedLife
+from tools.output import because
 from tools.top.feed import Feed, Place
 from tools.top.history import History
 from tools.top.page import Page, Wishes, divide, too_small
@@ -197,7 +198,7 @@ class Top(App[None]):
         try:
             self.write_picture(path)
         except OSError as error:
-            self.failed = f"the picture cannot be written: {error}"
+            self.failed = f"{path} cannot be written: {because(error)}"
         self.exit(return_code=1 if self.failed else 0)
 
     def write_picture(self, path: Path) -> None:
