@@ -270,7 +270,7 @@ def test_a_segment_that_cannot_be_deleted_is_no_damage(
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["replay", "plant", "--only", "lost-op"], ends.NO), (["accounts", "--simulate", "10"], ends.USAGE)],
+    [(["replay", "plant", "--only", "lost-op"], ends.NO), (["accounts", "--simulate", "400"], ends.USAGE)],
 )
 def test_journals_that_cannot_be_kept_are_no_damage(
     arguments: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -357,7 +357,9 @@ def test_the_name_of_standard_output_as_the_file(command: str, append: bool, jou
         (["accounts", "DIR", "--url", "nonsense"], 2, "write it like http://"),
         (["accounts", "DIR", "--url", "http://127.0.0.1:9", "--for", "nan"], 2, "--for nan: so many seconds cannot"),
         (["accounts", "DIR", "--url", "http://127.0.0.1:9", "--for", "-1"], 2, "--for -1: so many seconds cannot"),
-        (["accounts", "--simulate", "10", "--keep", "DIR/0000000001.kvj"], 2, "this is no directory; name a new one"),
+        (["accounts", "--simulate", "400", "--keep", "DIR/0000000001.kvj"], 2, "this is no directory; name a new one"),
+        (["accounts", "--simulate", "50"], 2, "--simulate 50: at least 400 requests"),
+        (["accounts", "--simulate", "-5"], 2, "--simulate -5: at least 400 requests"),
         (["replay", "diff", "DIR", "DIR", "--context", "-1"], 2, "'-1' is no number of records to show; 0 to 10,000"),
         (["replay", "diff", "DIR", "DIR", "--context", "9" * 20], 2, "is no number of records to show"),
         (["what-if", "DIR", "arena_bytes="], 2, "--arena-bytes (what-if): '' is not allowed"),

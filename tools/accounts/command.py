@@ -32,6 +32,7 @@ from tools.reading_flags import add_json, reading_parser
 from tools.tables import print_table
 
 EVERY_S = 0.5
+LEAST_SIMULATED = 400  # a life that ends by what requests cause would wait for them for ever
 
 
 class BadUsage(Refused):
@@ -47,7 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     text = "scrape for so long, twice a second, before all is compared; needs --url"
     add("--for", dest="seconds", type=float, default=0.0, metavar="SECONDS", help=text)
     add("--log", default="", metavar="FILE", help="the daemon's log, where it is not RUN_DIR/logs/daemon.log")
-    text = "let so many requests pass through the daemon in a simulated world, and check that"
+    text = (
+        f"let so many requests, {LEAST_SIMULATED} or more, pass through the daemon in a simulated world, and check that"
+    )
     add("--simulate", type=int, default=0, metavar="REQUESTS", help=text)
     add("--seed", type=int, default=1, metavar="N", help="of the simulated world [1]")
     add("--keep", default="", metavar="DIR", help="where the simulated run stays: a new directory")
@@ -74,8 +77,6 @@ def _check_usage(options: argparse.Namespace) -> None:
     asked = [bool(options.directory), bool(options.simulate), options.plants]
     if sum(asked) != 1:
         raise BadUsage("name one of RUN_DIR, --simulate REQUESTS and --plants")
-    if options.simulate < 0:
-        raise BadUsage(f"--simulate {options.simulate}: at least 1 request")
     if (options.url or options.seconds or options.log) and not options.directory:
         raise BadUsage("--url, --for and --log belong to a RUN_DIR")
     if options.url and not _is_address(options.url):
@@ -90,6 +91,9 @@ def _check_usage(options: argparse.Namespace) -> None:
         raise BadUsage(f"--keep {options.keep}: this is no directory; name a new one")
     if options.keep and Path(options.keep).exists() and any(Path(options.keep).iterdir()):
         raise BadUsage(f"--keep {options.keep}: there is something in it; name a new directory")
+    if options.simulate and options.simulate < LEAST_SIMULATED:
+        least = f"at least {LEAST_SIMULATED} requests, so that each of its lives ends among some"
+        raise BadUsage(f"--simulate {options.simulate}: {least}")
 
 
 def _is_address(url: str) -> bool:
