@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from daemon.frontend.discreet import discreet
 from ipc.messages import Finished, Refused
 
 JSON_TYPE = "application/json"
@@ -92,7 +93,7 @@ def refusal_error(refused: Refused, max_tokens_field: str) -> ApiError:
     param: str | None = REFUSED_FIELDS.get(refused.field, refused.field) or None
     if param == "max_tokens":
         param = max_tokens_field
-    message = refused.message or refused.code
+    message = discreet(refused.message) or refused.code
     if refused.limit and str(refused.limit) not in message:
         message += f" (limit {refused.limit}, got {refused.value})"
     return ApiError(row.status, message, row.type, param, row.code, retry_headers(row.status, refused.retry_after_ms))
@@ -110,7 +111,7 @@ def end_error(finished: Finished) -> ApiError:
     row = ENDS.get(finished.reason, Row(500, FAILED, finished.reason))
     message = f"The request ended with reason {finished.reason!r}"
     if finished.detail:
-        message += f": {finished.detail}"
+        message += f": {discreet(finished.detail)}"
     return ApiError(row.status, message, row.type, None, row.code, retry_headers(row.status, 0))
 
 
@@ -118,5 +119,5 @@ def lost_error(detail: str) -> ApiError:
     """The answer when the daemon stopped answering with this request open."""
     row = ENDS["lost"]
     return ApiError(
-        row.status, f"The daemon stopped answering: {detail}", row.type, None, row.code, retry_headers(503, 0)
+        row.status, f"The daemon stopped answering: {discreet(detail)}", row.type, None, row.code, retry_headers(503, 0)
     )

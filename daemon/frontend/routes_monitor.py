@@ -12,6 +12,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from daemon.frontend.discreet import discreet, discreet_document
 from daemon.frontend.routes_model import json_response
 from daemon.frontend.service import Service
 from ipc.errors import DaemonLost
@@ -54,10 +55,10 @@ class MonitorRoutes:
             "ready": ready and not service.draining,
             "progress": live and told.get("progress", True) is True,
             "open_requests": service.open_requests,
-            "daemon": told,
+            "daemon": discreet_document(told),
         }
         if answer is None:
-            state["why"] = service.daemon.lost_reason or "the daemon gave no answer in time"
+            state["why"] = discreet(service.daemon.lost_reason) or "the daemon gave no answer in time"
         return state
 
     async def health(self, request: Request) -> Response:
