@@ -75,7 +75,8 @@ def plan_of(options: argparse.Namespace, serve: list[str], run_dir: Path) -> tup
     for name, (least, most) in RANGES.items():
         value = getattr(options, name)
         if not least <= value <= most:
-            raise ValueError(f"--{name.replace('_', '-')} {value:g}: it must be at least {least} and at most {most}")
+            shown = value if isinstance(value, int) else f"{value:g}"
+            raise ValueError(f"--{name.replace('_', '-')} {shown}: it must be at least {least} and at most {most}")
     own = ["--tp", options.tp, "--pp", options.pp, "--rank-runner", "modeled"]
     own += ["--rank-option", f"delay_us={options.delay_us}", "--max-running-requests", str(options.running)]
     own += ["--max-queued-requests", str(options.cancels + options.keep)]
@@ -119,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with show.progress() as told:
                 result = run(setting, plan, told)
         except (Failed, ServerFailed, OSError) as error:
+            if isinstance(error, ServerFailed) and error.refused:
+                cli.error(error.refused)
             sys.stderr.write(f"bandmaster bench cancels: {error}\n")
             return 1
     if options.json:

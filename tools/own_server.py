@@ -25,6 +25,8 @@ from typing import IO
 
 import psutil
 
+from daemon.exits import Exit
+from daemon.last_words import last_words
 from tools.output import because
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +37,14 @@ TAIL_CHARACTERS = 2000
 
 
 class ServerFailed(Exception):
-    """The server did not start, or did not stop; the text ends with what it said last."""
+    """The server did not start, or did not stop; the text ends with what it said last.
+
+    `refused`, where it refused its settings, is its sentence about that.
+    """
+
+    def __init__(self, text: str, refused: str = "") -> None:
+        super().__init__(text)
+        self.refused = refused
 
 
 def http_get(url: str, timeout_s: float = 5.0) -> tuple[int, str]:
@@ -97,7 +106,8 @@ class OwnServer:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.exit_code is not None:
-                raise ServerFailed(f"the server exited with code {self.exit_code} while starting\n{self.tail()}")
+                text = f"the server exited with code {self.exit_code} while starting\n{self.tail()}"
+                raise ServerFailed(text, self._refused() if self.exit_code == Exit.USAGE else "")
             found = re.search(r"https?://[\w.\[\]:]+:\d+", self.output())
             self.url = found[0] if found else ""
             if self.url and http_get(f"{self.url}/health")[0] == 200:
@@ -172,6 +182,11 @@ class OwnServer:
     def output(self) -> str:
         """What it printed so far."""
         return self._output_path.read_text(errors="replace") if self._output_path.exists() else ""
+
+    def _refused(self) -> str:
+        """What a server that ended with the code of usage said about it: its own line, or a rank's fault."""
+        own = re.findall(r"^bandmaster \w+: (.+)$", self.output(), re.MULTILINE)
+        return own[-1] if own else last_words(self.run_dir / "logs" / "daemon.log").partition(": ")[2]
 
     def tail(self) -> str:
         """The end of what it printed and of each of its logs."""

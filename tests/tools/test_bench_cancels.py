@@ -92,6 +92,8 @@ def test_a_lost_answer_and_a_stall_are_found(
     ("argv", "why"),
     [
         (["--cancels", "0"], "--cancels 0: it must be at least 1"),
+        (["--cancels", "9" * 400], "99: it must be at least 1 and at most 4000"),
+        (["--seed", "9" * 400], "99: it must be at least 0 and at most 4294967295"),
         (["--spread-ms", "nan"], "--spread-ms nan"),
         (["--running", "32"], "--running 32: --keep 32 streams need a place each"),
         (["--tp", "0"], "--tensor-parallel-size"),
@@ -105,6 +107,14 @@ def test_bad_usage_is_named(argv: list[str], why: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         main(argv)
     assert why in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.e2e
+def test_what_the_server_refuses_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank knows its options: exit code 2 and its sentence, without the server's logs."""
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, "--", "--rank-option", "nope=1"])
+    assert "unknown option 'nope' of the modeled runner; it has " in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.e2e

@@ -216,6 +216,16 @@ def test_a_round_without_problems() -> None:
     assert held([row], 150.0).startswith("held: 1 cancels")
 
 
+def test_the_longest_pause_says_from_when_it_counts() -> None:
+    """The crowd's own may be longer, and is told beside."""
+    row = one_round([0, 140, 190, 250, 310, 371], range(1, 7))
+    told = held([row], 150.0)
+    assert told == (
+        "held: 1 cancels, each ended once; from the first cancel on no kept stream paused longer than 61 of 150 ms; "
+        "before it 140 ms, which are not judged"
+    )
+
+
 @pytest.mark.parametrize(
     ("arrivals", "steps", "again", "words"),
     [

@@ -56,8 +56,8 @@ def held(rows: list[dict[str, Any]], stall_ms: float) -> str:
     """What a run without problems has shown."""
     cancels = sum(row["cancels"] for row in rows)
     longest, before = (max(row[name] for row in rows) for name in ("longest_ms", "longest_before_ms"))
-    told = f"longest pause of a kept stream {longest:.0f} of {stall_ms:g} ms, {before:.0f} ms before the cancels"
-    return f"held: {cancels:,} cancels, each ended once; {told}"
+    told = f"from the first cancel on no kept stream paused longer than {longest:.0f} of {stall_ms:g} ms"
+    return f"held: {cancels:,} cancels, each ended once; {told}; before it {before:.0f} ms, which are not judged"
 
 
 def _cancels(rows: list[dict[str, Any]], title: str) -> Table:
