@@ -281,6 +281,8 @@ def test_where_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert main([str(tmp_path / "nothing"), "--once"]) == 2
     assert "name the run directory" in (said := capsys.readouterr().err)
     assert "is no run directory" in said
+    assert main(["", "--once"]) == 2
+    assert "'' is no run directory" in capsys.readouterr().err
     for argv in (["--size", "10x10"], ["--interval", "0"], ["--sort", "beauty"]):
         with pytest.raises(SystemExit, match="2"):
             main(argv)

@@ -325,6 +325,9 @@ def test_the_id_of_an_answer_finds_the_requests_of_its_prompts(
     for asked, numbers in (("cmpl-1f", [1, 2]), ("cmpl-1f-1", [2]), ("cmpl-1f-x", [4]), ("cmpl-1f3", [3]), ("12", [5])):
         code, out, _ = why(capsys, directory, asked, "--json")
         assert (code, [one["request"] for one in json.loads(out)["requests"]]) == (0, numbers)
+    assert why(capsys, directory, "q3", "--json")[:2] == (2, ""), "no answer is no empty one"
+    code, out, _ = why(capsys, directory, "1", "q3", "--json")
+    assert (code, [one["request"] for one in json.loads(out)["requests"]]) == (2, [1])
     code, _, err = why(capsys, directory, "q3")
     assert code == 2
     assert "An id is an answer's id" in err

@@ -52,22 +52,24 @@ def run_directories() -> list[Path]:
     return sorted(path for path in state.glob("*") if path.is_dir() and RunDir(path).owner())
 
 
-def endpoint_of(where: str) -> tuple[str, str]:
+def endpoint_of(where: str | None) -> tuple[str, str]:
     """The endpoint that a run directory, an endpoint or nothing means, and its name for people; raises NotFound."""
-    if "://" in where:
+    if where and "://" in where:
         host, _, port = where.partition("://")[2].rpartition(":")
         if where.startswith("tcp://") and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
             raise NotFound(f"{where} is no endpoint: tcp://HOST:PORT, with a port from 1 to 65535")
         return where, where
-    if not where:
+    if where is None:
         found = run_directories()
         if len(found) != 1:
             which = ", ".join(map(str, found)) if found else "no run directory in the state directory has a live daemon"
             raise NotFound(f"name the run directory or the endpoint of the daemon to watch: {which}")
         where = str(found[0])
     directory = Path(where).absolute()
-    if not directory.is_dir():
-        raise NotFound(f"{where} is no run directory; an endpoint looks like ipc://PATH or tcp://HOST:PORT")
+    if not where or not directory.is_dir():
+        raise NotFound(
+            f"{where or repr(where)} is no run directory; an endpoint looks like ipc://PATH or tcp://HOST:PORT"
+        )
     return RunDir(directory).front_endpoint, where
 
 
@@ -144,7 +146,7 @@ def _seconds(least: float, most: float) -> Callable[[str], float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bandmaster top", description="A live view of a running daemon.")
     about = "its run directory, or its endpoint; without one: the only run directory that has a live daemon"
-    parser.add_argument("where", nargs="?", default="", metavar="RUN_DIR|ENDPOINT", help=about)
+    parser.add_argument("where", nargs="?", metavar="RUN_DIR|ENDPOINT", help=about)
     parser.add_argument(
         "--interval", type=_seconds(0.1, 60), default=1.0, metavar="SECONDS", help="ask so often [default 1]"
     )

@@ -86,9 +86,10 @@ def tell_of(directory: str, asked: Sequence[Asked], console_width: int, options:
     def document() -> dict[str, Any]:
         return {"requests": [plain(story) for story in follower.stories], "notes": notes}
 
-    tell(options.json, document, lambda: _show(notes, show, options.legend))
     missing = [one for one in asked if not _found(one, follower)]
     trimmed = f"; {'; '.join(trimming)}" if (trimming := [note for note in notes if "trimmed" in note]) else ""
+    if follower.stories or sound.damage is not None or not options.json:  # else standard error alone has the answer
+        tell(options.json, document, lambda: _show(notes, show, options.legend))
     for one in missing:
         print(f"bandmaster why: {_missing(one, follower.requests)}{trimmed}", file=sys.stderr)
     return DAMAGED if sound.damage is not None else USAGE if missing else DONE
