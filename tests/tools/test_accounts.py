@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -370,10 +371,12 @@ def test_another_finding_than_the_expected_one_is_none() -> None:
         assert Found(planted, result).found == found
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_simulated_world_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGINT is the command's and no life's: exit code 130, however many requests were still to come."""
+    """It is the command's and no life's: exit code 130, however many were still to come, and no directory is left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sent: list[int] = []
     update = World.run
 
@@ -381,14 +384,15 @@ def test_an_interrupt_ends_the_simulated_world_at_once(
         def interrupt(done: int) -> None:
             sent.append(done)
             if len(sent) == 40:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
         return update(self, interrupt)
 
     monkeypatch.setattr(World, "run", run)
-    assert cli.main(["accounts", "--simulate", "5000", "--keep", str(tmp_path / "kept")]) == cli.INTERRUPTED
+    assert cli.main(["accounts", "--simulate", "5000"]) == cli.INTERRUPTED
     assert capsys.readouterr().err.endswith("bandmaster accounts: interrupted\n")
     assert 40 <= len(sent) < 400
+    assert not list(tmp_path.iterdir())
 
 
 def test_usage_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

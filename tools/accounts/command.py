@@ -10,9 +10,10 @@ Owns the command line. Must never write into a run directory. Exit codes: `tools
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ from tools.reading_flags import add_json, reading_parser
 from tools.tables import print_table
 
 EVERY_S = 0.5
+LONGEST_S = 86_400  # of --for
+MOST_SIMULATED = 10_000_000
 LEAST_SIMULATED = 400  # a life that ends by what requests cause would wait for them for ever
 
 
@@ -46,12 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("directory", nargs="?", default="", metavar="RUN_DIR", help="a run directory, or a journal directory")
     add("--url", default="", metavar="URL", help="a front end of the daemon that runs there; its /metrics is scraped")
     text = "scrape for so long, twice a second, before all is compared; needs --url"
-    add("--for", dest="seconds", type=float, default=0.0, metavar="SECONDS", help=text)
+    add("--for", dest="seconds", type=float, metavar="SECONDS", help=text)
     add("--log", default="", metavar="FILE", help="the daemon's log, where it is not RUN_DIR/logs/daemon.log")
     text = (
         f"let so many requests, {LEAST_SIMULATED} or more, pass through the daemon in a simulated world, and check that"
     )
-    add("--simulate", type=int, default=0, metavar="REQUESTS", help=text)
+    add("--simulate", type=int, metavar="REQUESTS", help=text)
     add("--seed", type=int, default=1, metavar="N", help="of the simulated world [1]")
     add("--keep", default="", metavar="DIR", help="where the simulated run stays: a new directory")
     add("--plants", action="store_true", help="plant faults in small simulated worlds; each must be found")
@@ -68,30 +71,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     _check_usage(options)
-    if options.plants:
-        return _plants(options)
-    return _simulate(options) if options.simulate else _directory(options)
+    with _end_in_order():
+        if options.plants:
+            return _plants(options)
+        return _simulate(options) if options.simulate is not None else _directory(options)
+
+
+@contextmanager
+def _end_in_order() -> Iterator[None]:
+    """SIGTERM is Ctrl-C inside: what a world left in a temporary directory goes."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_usage(options: argparse.Namespace) -> None:
-    asked = [bool(options.directory), bool(options.simulate), options.plants]
+    asked = [bool(options.directory), options.simulate is not None, options.plants]
     if sum(asked) != 1:
         raise BadUsage("name one of RUN_DIR, --simulate REQUESTS and --plants")
-    if (options.url or options.seconds or options.log) and not options.directory:
+    if (options.url or options.seconds is not None or options.log) and not options.directory:
         raise BadUsage("--url, --for and --log belong to a RUN_DIR")
     if options.url and not _is_address(options.url):
         raise BadUsage(f"--url {options.url}: write it like http://127.0.0.1:8000")
-    if not 0 <= options.seconds < inf:
-        raise BadUsage(f"--for {options.seconds:g}: so many seconds cannot be waited")
-    if options.seconds and not options.url:
+    if options.seconds is not None and not 0 < options.seconds <= LONGEST_S:
+        raise BadUsage(
+            f"--for {options.seconds:g}: so many seconds cannot be waited; more than 0, at most {LONGEST_S:,}"
+        )
+    if options.seconds is not None and not options.url:
         raise BadUsage("--for needs the --url of a front end")
-    if options.keep and not options.simulate:
+    if options.keep and options.simulate is None:
         raise BadUsage("--keep belongs to --simulate")
     if options.keep and Path(options.keep).exists() and not Path(options.keep).is_dir():
         raise BadUsage(f"--keep {options.keep}: this is no directory; name a new one")
     if options.keep and Path(options.keep).exists() and any(Path(options.keep).iterdir()):
         raise BadUsage(f"--keep {options.keep}: there is something in it; name a new directory")
-    if options.simulate and options.simulate < LEAST_SIMULATED:
+    if options.simulate is not None and options.simulate > MOST_SIMULATED:
+        raise BadUsage(f"--simulate {options.simulate}: at most {MOST_SIMULATED:,} requests")
+    if options.simulate is not None and options.simulate < LEAST_SIMULATED:
         least = f"at least {LEAST_SIMULATED} requests, so that each of its lives ends among some"
         raise BadUsage(f"--simulate {options.simulate}: {least}")
 
@@ -112,8 +130,9 @@ def _directory(options: argparse.Namespace) -> int:
     living = alive(options.directory)
     if options.url:
         with _bar() as progress:
-            task = progress.add_task("scraping", total=max(1, round(options.seconds / EVERY_S)))
-            scrapes = scrape_for(options.url, options.seconds, EVERY_S, lambda _: progress.advance(task))
+            seconds = options.seconds or 0.0
+            task = progress.add_task("scraping", total=max(1, round(seconds / EVERY_S)))
+            scrapes = scrape_for(options.url, seconds, EVERY_S, lambda _: progress.advance(task))
     elif living:
         scrapes = [scrape_socket(options.directory)]
     result = check_directory(options.directory, options.log, scrapes, living)
