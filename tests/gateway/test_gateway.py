@@ -15,6 +15,7 @@ from ipc.codec import encode, to_frontend
 from ipc.errors import EndpointInUse
 from ipc.handshake import Limits
 from ipc.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Accepted,
     Acknowledge,
@@ -59,7 +60,7 @@ async def test_the_welcome_tells_version_model_limits_and_life(endpoint: str) ->
         assert isinstance(answer, Rejected)
         assert answer.code == "booting"
         world.gateway.open(FACTS)
-        assert await peer.ask(Connect("fe")) == Welcome(1, FACTS, Limits().as_dict(), "life-1")
+        assert await peer.ask(Connect("fe")) == Welcome(PROTOCOL_VERSION, FACTS, Limits().as_dict(), "life-1")
 
 
 async def test_a_closed_door_says_what_is_waited_for(endpoint: str) -> None:
