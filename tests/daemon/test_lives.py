@@ -15,6 +15,7 @@ from ipc.client import DaemonClient
 from tests.daemon.daemon_process import PATIENCE_S, DaemonProcess
 from tests.daemon.test_recovery import Told, follow
 from tools import trim
+from tools.ends import DONE
 from tools.replay import replay_directory
 from tools.toy_reference import Toy, mismatches
 
@@ -87,7 +88,7 @@ async def test_killed_behind_a_snapshot_it_goes_on_from_there(tmp_path: Path, la
     assert part.divergence is None, part.divergence
     assert part.counts.steps < whole.counts.steps
     before = len(os.listdir(run_dir / "journal"))
-    assert trim.main([str(run_dir)]) == trim.TRIMMED
+    assert trim.main([str(run_dir)]) == DONE
     assert len(os.listdir(run_dir / "journal")) < before
     trimmed = replay_directory(str(run_dir))
     assert trimmed.divergence is None, trimmed.divergence
