@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from daemon.processes import collect_seldom
@@ -35,7 +36,15 @@ class Usage(NamedTuple):
 def usage() -> Usage:
     """This process's own."""
     took = resource.getrusage(resource.RUSAGE_SELF)
-    return Usage(round(took.ru_utime + took.ru_stime, 3), took.ru_maxrss << 10)
+    return Usage(round(took.ru_utime + took.ru_stime, 3), _peak_bytes())
+
+
+def _peak_bytes() -> int:
+    """The most memory since this program began; `ru_maxrss` would count what started it too, before the exec."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return 0  # a kernel that does not say
 
 
 class HalfLost(Failed):

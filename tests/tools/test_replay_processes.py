@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,11 @@ def test_a_half_that_dies_is_told(tmp_path: Path) -> None:
     with pytest.raises(HalfLost, match="ended with code -9"):
         check(found, factories(), elsewhere=killed)
     assert not halves[0]._copy.is_alive()
+
+
+def test_memory_of_whoever_starts_a_replay_is_not_counted() -> None:
+    """A bench that recorded a long journal is larger than the replay that it then measures."""
+    held = bytearray(os.urandom(1 << 20) * 384)
+    program = "from tools.replay_processes import usage; print(usage().peak_rss_bytes)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 1 << 20 < int(said.stdout) < len(held) - (128 << 20)
