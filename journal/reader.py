@@ -86,13 +86,13 @@ class Walk:
         if chosen and self._torn_header(chosen[-1]):
             chosen.pop()
         ahead = segment.load(self.storage, chosen[0]) if chosen else None
-        previous: Segment | None = None
+        previous: tuple[int, str] | None = None  # number and name, not the segment: its bytes are let go
         for place in range(len(chosen)):
             assert ahead is not None
             here = ahead
             ahead = segment.load(self.storage, chosen[place + 1]) if place + 1 < len(chosen) else None
             yield from self._segment(previous, here, ahead)
-            previous = here
+            previous = here.number, here.name
 
     def cuts(self) -> list[Finding]:
         """What must be cut off before the journal can be written again."""
@@ -154,7 +154,7 @@ class Walk:
         case = Case(Condition(last.damage.condition), last=True)
         return self._find(case, name, 0, f"segment header: {last.damage.what}") is Decision.CUT_TORN
 
-    def _segment(self, previous: Segment | None, here: Segment, ahead: Segment | None) -> Iterator[Record]:
+    def _segment(self, previous: tuple[int, str] | None, here: Segment, ahead: Segment | None) -> Iterator[Record]:
         """The records of one segment, then whether its end is the one that the segment ahead names."""
         start = here.start
         if here.header is None:
@@ -177,7 +177,7 @@ class Walk:
         elif ahead is None and self.at.offset == limit:
             self._find(Case(Condition.END, last=True), here.name, limit, f"{limit} bytes")
 
-    def _check_header(self, here: Segment, header: SegmentHeader, previous: Segment | None) -> bool:
+    def _check_header(self, here: Segment, header: SegmentHeader, previous: tuple[int, str] | None) -> bool:
         """Whether the segment is one of ours, in its place; False when it cannot be read at all.
 
         Where what stood before it is missing or damaged, which is told, it is taken as it says.
@@ -191,7 +191,7 @@ class Walk:
             what = f"journal {header.journal_id.hex()}, the segment before is of {before.journal_id.hex()}"
             self._find(Case(Condition.OTHER_JOURNAL), here.name, 0, what)
         expected = (here.number, self.at.sequence + 1, self.at.crc)
-        unread = here.number > 1 if previous is None else here.number > previous.number + 1 or self._refused(previous)
+        unread = here.number > 1 if previous is None else here.number > previous[0] + 1 or self._refused(previous[1])
         if unread:
             expected = (here.number, header.first_sequence, here.prev_crc)
         said = (header.number, header.first_sequence, here.prev_crc)
@@ -204,7 +204,7 @@ class Walk:
     def _check_border(self, here: Segment, next_header: SegmentHeader) -> None:
         """The segment ahead names how long this one is and its digest; more bytes are superseded, fewer are a loss."""
         named = next_header.previous_bytes
-        if self._refused(here):  # of the same cause
+        if self._refused(here.name):  # of the same cause
             return
         if named > len(here.data):
             what = f"{len(here.data)} bytes, the next segment names {named}"
@@ -215,9 +215,9 @@ class Walk:
         elif named < len(here.data):
             self._find(Case(Condition.SUPERSEDED), here.name, named, f"{len(here.data) - named} bytes")
 
-    def _refused(self, here: Segment) -> bool:
+    def _refused(self, name: str) -> bool:
         """Whether something of a segment was found that is refused."""
-        return any(one.file == here.name and one.row.decision is Decision.REFUSE for one in self.findings)
+        return any(one.file == name and one.row.decision is Decision.REFUSE for one in self.findings)
 
     def _frames(self, here: Segment, limit: int, last: bool) -> Iterator[Record]:
         """Frames up to `limit`, each checked against its predecessor."""
